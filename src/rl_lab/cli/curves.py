@@ -1,0 +1,142 @@
+"""Print the learning curves of runs as CSV, or draw them.
+
+examples:
+  rl-lab curves experiments/dqn_cartpole > results/dqn_cartpole.csv
+  rl-lab curves experiments/dqn_cartpole experiments/ppo_cartpole --plot
+  rl-lab curves RUN --key train/loss
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import csv
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl_lab.cli.runs import Run, find_runs
+from rl_lab.cli.terminal import Point, draw_curve, short, table
+from rl_lab.core.errors import UserError
+
+_DEFAULT_KEY, _DEFAULT_SPREAD = "eval/return_mean", "eval/return_std"
+
+
+@dataclass
+class Curve:
+    """One metric of one run."""
+
+    name: str
+    seed: int | None
+    rows: list[tuple[int, int | None, float, float | None]]  # env_steps, agent_steps, value, standard deviation
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `rl-lab curves`."""
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders that hold them")
+    parser.add_argument("--key", default=_DEFAULT_KEY, help=f"which metric (default {_DEFAULT_KEY})")
+    parser.add_argument("--plot", action="store_true", help="draw the mean over seeds instead of printing CSV")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print or draw."""
+    curves = read_curves(arguments.runs, arguments.key)
+    if arguments.plot:
+        print("\n".join(_drawn(curves, arguments.key)))
+    else:
+        _print_csv(curves, arguments.key)
+    return 0
+
+
+def read_curves(folders: Sequence[Path], key: str = _DEFAULT_KEY) -> list[Curve]:
+    """Read one metric of all runs in these folders, ordered by experiment and seed."""
+    runs: dict[Path, Run] = {}
+    for folder in folders:
+        found = find_runs(folder)
+        if not found:
+            raise UserError(
+                f"no run in {folder}", remedy="give a run folder or a folder of runs; see `rl-lab list runs`"
+            )
+        runs |= {entry.folder.resolve(): entry for entry in found}
+    curves = []
+    for entry in runs.values():
+        curve = _read(entry, key)
+        if curve.rows:
+            curves.append(curve)
+        else:
+            print(f"{entry.folder}: no records of '{key}' yet", file=sys.stderr)
+    if not curves:
+        keys = {record["key"] for entry in runs.values() if _has_log(entry) for record in entry.records()}
+        raise UserError(f"no run has records of '{key}'", key="--key", value=key, valid=keys)
+    return sorted(curves, key=lambda curve: (curve.name, -1 if curve.seed is None else curve.seed))
+
+
+def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float, float, float]]:
+    """Return x, mean, minimum and maximum over curves, at the env_steps of any of them that all of them cover."""
+    points: list[list[Point]] = [[(steps, value) for steps, _, value, _ in curve.rows] for curve in curves]
+    first, last = max(line[0][0] for line in points), min(line[-1][0] for line in points)
+    if first > last:
+        return []
+    grid = sorted({first, last, *(x for line in points for x, _ in line if first <= x <= last)})
+    merged = []
+    for x in grid:
+        values = [_interpolated(line, x) for line in points]
+        merged.append((x, sum(values) / len(values), min(values), max(values)))
+    return merged
+
+
+def _read(entry: Run, key: str) -> Curve:
+    means: dict[tuple[int, int | None], tuple[int | None, float]] = {}
+    spread: dict[tuple[int, int | None], float] = {}
+    wanted = (key, _DEFAULT_SPREAD) if key == _DEFAULT_KEY else (key,)
+    for record in entry.records(*wanted) if _has_log(entry) else ():
+        value, tags = record["value"], record["tags"]
+        if isinstance(value, list):
+            raise UserError(f"'{key}' holds lists, not numbers", key="--key", value=key)
+        value = float("nan") if value is None else value
+        moment = (record["step"], tags.get("updates"))  # offline, only the updates move on
+        if record["key"] == key:
+            means[moment] = (tags.get("agent_steps"), value)
+        else:
+            spread[moment] = value
+    rows = [(moment[0], *found, spread.get(moment)) for moment, found in means.items()]
+    return Curve(entry.name, entry.seed, rows)
+
+
+def _has_log(entry: Run) -> bool:
+    return (entry.folder / "metrics.jsonl").exists()
+
+
+def _print_csv(curves: Sequence[Curve], key: str) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    columns = ["return_mean", "return_std"] if key == _DEFAULT_KEY else [key]
+    writer.writerow(["experiment", "seed", "env_steps", "agent_steps", *columns])
+    for curve in curves:
+        for row in curve.rows:
+            writer.writerow([curve.name, curve.seed, *row[: 2 + len(columns)]])
+
+
+def _drawn(curves: Sequence[Curve], key: str) -> list[str]:
+    lines, rows = [], []
+    for name in dict.fromkeys(curve.name for curve in curves):
+        finite = [Curve(c.name, c.seed, [row for row in c.rows if row[2] == row[2]]) for c in curves if c.name == name]
+        finite = [curve for curve in finite if curve.rows]
+        merged = mean_curve(finite) if finite else []
+        title = f"{name}: {key} over env_steps, mean and range of {len(finite)} run{'' if len(finite) == 1 else 's'}"
+        band = [(x, low, high) for x, _, low, high in merged] if len(finite) > 1 else []
+        lines += [draw_curve([(x, mean) for x, mean, _, _ in merged], title=title, band=band), ""]
+        if merged:
+            x, mean, low, high = merged[-1]
+            best = max(entry[1] for entry in merged)
+            rows.append([name, str(len(finite)), short(x), *(f"{value:.1f}" for value in (mean, low, high, best))])
+    header = ["experiment", "runs", "env_steps", "last mean", "min", "max", "best mean"]
+    return lines + table(header, rows, right=range(1, 7))
+
+
+def _interpolated(line: Sequence[Point], x: float) -> float:
+    i = bisect.bisect_left(line, (x, float("-inf")))
+    if line[min(i, len(line) - 1)][0] == x:
+        return line[i][1]
+    (x0, y0), (x1, y1) = line[i - 1], line[i]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)

@@ -1,0 +1,31 @@
+"""Play episodes with the agent of a run and print their returns.
+
+examples:
+  rl-lab eval experiments/ppo_cartpole/RUN --episodes 20
+  rl-lab eval experiments/ppo_cartpole/RUN --gif agent.gif
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rl_lab.cli.arguments import add_allow, natural, positive
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `rl-lab eval`."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of the run")
+    parser.add_argument("--episodes", type=positive, default=10, metavar="N", help="how many (default 10)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--gif", type=Path, metavar="FILE", help="write the first episode as an animation")
+    parser.add_argument("--seed", type=natural, metavar="S", help="seed of the episodes; default: the run's own")
+    parser.add_argument("--explore", action="store_true", help="act as in training, with noise")
+    add_allow(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate."""
+    from rl_lab.cli import running
+
+    return running.evaluate(arguments)

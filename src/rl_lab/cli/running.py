@@ -1,0 +1,202 @@
+"""What the commands train, resume and eval do once their arguments are known."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rl_lab.build import Experiment, build_experiment, fill_dims
+from rl_lab.cli.gif import write_gif
+from rl_lab.composition import compose, select, to_yaml
+from rl_lab.core.batch import tree_map
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler
+from rl_lab.runs import Outcome, load_agent, resume_run, run_training
+
+MAX_DRY_RUN_LINES = 40
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Train, or show what would be trained."""
+    composed = compose(arguments.overrides)
+    if arguments.cfg:
+        return _print_config(arguments, composed)
+    if arguments.dry_run:
+        return _dry_run(build_experiment(composed, Path("unwritten"), allow=arguments.allow))
+    if arguments.seeds is None:
+        outcome = run_training(
+            composed, run_dir=arguments.run_dir, new=arguments.new, quiet=arguments.quiet, allow=arguments.allow
+        )
+        return _report(outcome, quiet=arguments.quiet)
+    code = 0
+    for seed in arguments.seeds:
+        seeded = compose([*arguments.overrides, f"experiment.seed={seed}"])
+        folder = None if arguments.run_dir is None else arguments.run_dir / f"seed{seed}"
+        outcome = run_training(seeded, run_dir=folder, new=arguments.new, quiet=arguments.quiet, allow=arguments.allow)
+        _report(outcome, quiet=arguments.quiet)
+        code = code or outcome.code
+        if outcome.code:
+            break
+    return code
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """Continue a run."""
+    return _report(resume_run(arguments.run, quiet=arguments.quiet, allow=arguments.allow), quiet=arguments.quiet)
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Play episodes with the agent of a run and print their returns."""
+    experiment = load_agent(
+        arguments.run, which=arguments.checkpoint, allow=arguments.allow, render=arguments.gif is not None
+    )
+    try:
+        collector = experiment.evaluator.collector
+        if arguments.seed is not None:
+            collector.seeds.run_seed = arguments.seed
+        returns, lengths = collector.collect_episodes(
+            experiment.workflow.act, arguments.episodes, explore=arguments.explore
+        )
+        if arguments.gif is not None:
+            write_gif(arguments.gif, record_episode(experiment))
+    finally:
+        experiment.close()
+    result: dict[str, Any] = {
+        "run": str(arguments.run),
+        "episodes": len(returns),
+        "return_mean": statistics.fmean(returns),
+        "return_std": statistics.pstdev(returns),
+        "length_mean": statistics.fmean(lengths),
+        "returns": returns,
+    }
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        print(f"{len(returns)} episodes of {experiment.config.experiment.name}")
+        print(f"return {result['return_mean']:.2f} ± {result['return_std']:.2f}, length {result['length_mean']:.1f}")
+        print("returns: " + " ".join(f"{value:.1f}" for value in returns))
+        if arguments.gif is not None:
+            print(f"wrote {arguments.gif}")
+    return 0
+
+
+def record_episode(experiment: Experiment, max_frames: int = 500) -> list[np.ndarray]:
+    """Play one episode without exploration and return what it looks like."""
+    collector = experiment.evaluator.collector
+    collector.episode_index[:] = 0
+    collector.reset()
+    frames = [collector.environments.render_frames()[0]]
+    for _ in range(max_frames):
+        seen = tree_map(lambda leaf: torch.from_numpy(leaf).to(collector.device), collector.observations)
+        said = experiment.workflow.act(seen, collector.state, explore=False, generator=collector.generator)
+        if said.state is not None:
+            collector.state = said.state
+        _, _, terminated, truncated, _ = collector.step(said.actions.cpu().numpy())
+        if terminated[0] or truncated[0]:
+            break
+        frames.append(collector.environments.render_frames()[0])
+    return frames
+
+
+def _report(outcome: Outcome, *, quiet: bool) -> int:
+    if quiet:
+        return outcome.code
+    summary = outcome.summary
+    state = "finished" if summary["finished"] else "stopped; the same command continues it"
+    print(f"\n{summary['name']} (seed {summary['seed']}): {state}")
+    print(
+        f"  {summary['agent_steps']:,} agent steps, {summary['updates']:,} updates, {summary['episodes']:,} episodes, "
+        f"{summary['wall_seconds']:.1f} s, {summary['steps_per_second']:,.0f} steps/s"
+    )
+    if summary["best_evaluation"] is not None:
+        last, best = summary["last_evaluation"], summary["best_evaluation"]
+        print(
+            f"  return: last {last['return_mean']:.1f}, best {best['return_mean']:.1f} at {best['env_steps']:,} steps"
+        )
+    print(f"  {outcome.folder}")
+    return outcome.code
+
+
+def curve_of(folder: Path) -> list[tuple[float, float]]:
+    """Return the evaluations of a run as (env_steps, mean return)."""
+    points = []
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        if record["key"] == "eval/return_mean":
+            points.append((float(record["step"]), float(record["value"])))
+    return points
+
+
+def _print_config(arguments: argparse.Namespace, composed: Any) -> int:
+    if arguments.resolve:
+        composed = fill_dims(composed, arguments.allow)
+    package = arguments.package
+    if package is not None and package != "_global_":
+        composed = select(composed, package)
+    print(to_yaml(composed, resolved=arguments.resolve), end="")
+    return 0
+
+
+def _dry_run(experiment: Experiment) -> int:
+    """Print the action sequence of the phases without taking a step."""
+    try:
+        config = experiment.config
+        num_envs = config.environment.num_envs
+        collected: dict[str, int] = {}
+
+        def ready(name: str | None) -> bool:
+            return name is None or collected.get(name, 0) >= experiment.sources[name].min_size
+
+        scheduler = PhaseScheduler(
+            experiment.scheduler.phases,
+            total_timesteps=config.training.total_timesteps,
+            ready=ready,
+            needs_source=experiment.workflow.takes_batch,
+        )
+        lines: list[list[Any]] = []  # phase, hook, calls, repeats
+        while (hook := scheduler.next_action()) is not None:
+            phase = scheduler.current_phase()
+            steps = hook.times * num_envs if hook.name == "collect" else 0
+            if steps and hook.source is not None:
+                collected[hook.source] = collected.get(hook.source, 0) + steps
+            lines.append([phase.name, hook.name, hook.times])
+            scheduler.advance(hook.name, steps=steps)
+        print(f"{config.experiment.name}: {type(experiment.workflow).__name__} on {config.environment.id}")
+        for text in _folded(lines)[:MAX_DRY_RUN_LINES]:
+            print(f"  {text}")
+        print(f"in all {scheduler.agent_steps:,} agent steps, {scheduler.updates:,} updates, {len(lines):,} actions")
+    finally:
+        experiment.close()
+    return 0
+
+
+def _folded(actions: list[list[Any]]) -> list[str]:
+    """Write repeated cycles once, with how often they come."""
+    texts = [f"{phase}: {name}" + (f" x {times}" if times > 1 else "") for phase, name, times in actions]
+    folded: list[str] = []
+    i = 0
+    while i < len(texts):
+        for width in range(1, 5):
+            block = texts[i : i + width]
+            repeats = 1
+            while texts[i + repeats * width : i + (repeats + 1) * width] == block:
+                repeats += 1
+            if repeats > 1:
+                break
+        else:
+            width, repeats = 1, 1
+        parts = [text.split(": ", 1) for text in texts[i : i + width]]
+        cycle = ", ".join(part[1] for part in parts)
+        folded.append(f"{parts[0][0]}: {cycle}" + (f"   ({repeats:,} times)" if repeats > 1 else ""))
+        i += width * repeats
+    if len(folded) > MAX_DRY_RUN_LINES:
+        hidden = len(folded) - MAX_DRY_RUN_LINES + 1
+        folded = [*folded[: MAX_DRY_RUN_LINES - 1], f"… and {hidden:,} more lines"]
+    return folded
+
+

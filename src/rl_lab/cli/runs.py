@@ -1,0 +1,88 @@
+"""Run folders: finding them, and what their files say."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from rl_lab.core.errors import UserError
+
+_MARKS = ("metrics.jsonl", "summary.json", "checkpoints", "command.txt")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder."""
+
+    folder: Path
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """What summary.json says; empty while there is none."""
+        try:
+            summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return {}
+        return summary if isinstance(summary, dict) else {}
+
+    @property
+    def name(self) -> str:
+        """The experiment's name."""
+        return str(self._identity[0])
+
+    @property
+    def seed(self) -> int | None:
+        """The experiment's seed."""
+        return self._identity[1]
+
+    @cached_property
+    def _identity(self) -> tuple[str, int | None]:
+        if "name" in self.summary and "seed" in self.summary:
+            return self.summary["name"], self.summary["seed"]
+        import yaml
+
+        try:
+            config = yaml.safe_load((self.folder / "config.yaml").read_text(encoding="utf-8"))
+            experiment = config["experiment"]
+            return experiment["name"], experiment["seed"]
+        except (OSError, yaml.YAMLError, KeyError, TypeError):
+            return self.folder.name, None
+
+    def records(self, *keys: str) -> Iterator[dict[str, Any]]:
+        """Yield the records of metrics.jsonl with these keys (all without keys); a torn last line is left out."""
+        marks = [json.dumps(key) for key in keys]
+        with open(self.folder / "metrics.jsonl", encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if (marks and not any(mark in line for mark in marks)) or not line.endswith("\n"):
+                    continue
+                try:
+                    record = json.loads(line)
+                    wanted = {"step", "value", "tags"} <= record.keys() and (not keys or record["key"] in keys)
+                except (ValueError, KeyError, AttributeError):
+                    raise UserError(
+                        f"{self.folder / 'metrics.jsonl'}, line {number}, is no record",
+                        value=line.strip(),
+                        remedy="remove that line, or resume the run, which cuts the log to its last checkpoint",
+                    ) from None
+                if wanted:
+                    yield record
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's."""
+    return any((folder / mark).exists() for mark in _MARKS)
+
+
+def find_runs(folder: Path, max_depth: int = 4) -> list[Run]:
+    """Return the run in this folder, or all runs below it, by path."""
+    if is_run(folder):
+        return [Run(folder)]
+    if max_depth == 0 or not folder.is_dir():
+        return []
+    folders = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir())
+    return [run for path in folders for run in find_runs(Path(path), max_depth - 1)]

@@ -1,0 +1,1 @@
+"""The parts: modules and pure functions; no environments, no loops, no files."""

@@ -1,0 +1,1 @@
+"""Things that act or judge: actors, critics, the random policy."""

@@ -1,0 +1,58 @@
+"""Heads: predictions from features (reward, continuation, observation), each with its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_lab.components.nets import MLP
+
+
+class RewardHead(nn.Module):
+    """Predicts a reward by its mean."""
+
+    def __init__(self, latent_dim: int, hidden: Sequence[int] = (64,)) -> None:
+        super().__init__()
+        self.network = MLP(latent_dim, 1, hidden, "relu")
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return expected rewards."""
+        return self.network(features).squeeze(-1)
+
+    def loss(self, features: Tensor, rewards: Tensor) -> Tensor:
+        """Return the squared error."""
+        return F.mse_loss(self(features), rewards)
+
+
+class ContinueHead(nn.Module):
+    """Predicts whether the world goes on."""
+
+    def __init__(self, latent_dim: int, hidden: Sequence[int] = (64,)) -> None:
+        super().__init__()
+        self.network = MLP(latent_dim, 1, hidden, "relu")
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the probability of continuing."""
+        return self.network(features).squeeze(-1).sigmoid()
+
+    def loss(self, features: Tensor, terminated: Tensor) -> Tensor:
+        """Return the cross-entropy."""
+        return F.binary_cross_entropy_with_logits(self.network(features).squeeze(-1), 1.0 - terminated.float())
+
+
+class ObservationHead(nn.Module):
+    """Predicts a vector observation."""
+
+    def __init__(self, latent_dim: int, output_dim: int, hidden: Sequence[int] = (64,)) -> None:
+        super().__init__()
+        self.network = MLP(latent_dim, output_dim, hidden, "relu")
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the reconstruction."""
+        return self.network(features)
+
+    def loss(self, features: Tensor, observations: Tensor) -> Tensor:
+        """Return the squared error."""
+        return F.mse_loss(self(features), observations)

@@ -1,0 +1,195 @@
+"""Composition: overrides in, one configuration out. The only file that drives Hydra."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from rl_lab.config import PACKAGE_CONFIGS, RunConfig, parse_run
+from rl_lab.core.errors import UserError
+
+OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
+
+# Raising these extends a run or changes only what is written about it; everything else makes it another run.
+EXTENDING_KEYS = ("training.total_timesteps", "training.resume_path", "logging", "checkpoint")
+
+
+def compose(overrides: Sequence[str], folder: Path | None = None) -> DictConfig:
+    """Compose a configuration. A `configs` folder in the working directory is searched before the package's own."""
+    user_configs = (Path.cwd() if folder is None else folder) / "configs"
+    search_path = create_config_search_path(str(PACKAGE_CONFIGS))
+    roots = [PACKAGE_CONFIGS]
+    if user_configs.is_dir():
+        search_path.prepend("user", f"file://{user_configs.resolve()}")
+        roots.insert(0, user_configs)
+    overrides = [_normalized(override, roots) for override in overrides]
+    try:
+        config = ConfigLoaderImpl(config_search_path=search_path).load_configuration(
+            "config", overrides=list(overrides), run_mode=RunMode.RUN
+        )
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise _explained(error, overrides, roots) from None
+    OmegaConf.set_struct(config, False)
+    OmegaConf.set_readonly(config, False)
+    del config["hydra"]
+    return config
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """Resolve every interpolation and return plain data."""
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        key = error.full_key or None
+        problem = str(error).strip().split("\n")[0]
+        if "Missing mandatory value" in problem and key in ("experiment.name", "workflow", "training.phases"):
+            raise UserError(
+                "no experiment is chosen",
+                key="experiment",
+                valid=group_options("experiment"),
+                remedy="add experiment=NAME",
+            ) from None
+        raise UserError(problem, key=key, remedy="set the value, or correct the ${...} that refers to it") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"a ${{...}} cannot be computed: {error}", remedy="look at it with --cfg job") from None
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def load_experiment(name: str, overrides: Sequence[str] | Mapping[str, Any] = ()) -> DictConfig:
+    """Compose a shipped or own experiment by name; overrides as `key=value` texts or as a mapping."""
+    given = as_overrides(overrides) if isinstance(overrides, Mapping) else list(overrides)
+    return compose([f"experiment={name}", *given])
+
+
+def as_overrides(values: Mapping[str, Any]) -> list[str]:
+    """Write a mapping as overrides; `seed`, `device` and `name` are short for experiment.*."""
+    short = {"seed": "experiment.seed", "device": "experiment.device", "name": "experiment.name"}
+    return [f"{short.get(key, key.replace('__', '.'))}={_as_text(value)}" for key, value in values.items()]
+
+
+def parse_config(config: DictConfig) -> RunConfig:
+    """Validate a composed configuration whose dimensions are known."""
+    return parse_run(resolve(config))
+
+
+def select(config: DictConfig, key: str) -> DictConfig:
+    """Return a part of a configuration for printing."""
+    part = OmegaConf.select(config, key)
+    if part is None:
+        raise UserError("no such key", key="--package", value=key, valid=[str(name) for name in config])
+    return part if OmegaConf.is_config(part) else OmegaConf.create({key: part})
+
+
+def to_yaml(config: DictConfig, *, resolved: bool = False) -> str:
+    """Write a configuration as YAML; interpolations stay as they are unless asked for."""
+    return OmegaConf.to_yaml(OmegaConf.create(resolve(config)) if resolved else config)
+
+
+def load_saved(path: Path) -> DictConfig:
+    """Read the config.yaml of a run."""
+    try:
+        config = OmegaConf.load(path)
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"cannot read the configuration: {error}", key=str(path)) from None
+    if not isinstance(config, DictConfig):
+        raise UserError("the configuration is not a mapping", key=str(path))
+    return config
+
+
+def config_hash(config: DictConfig) -> str:
+    """Return a digest of everything that decides the course of a run."""
+    plain = comparable(config)
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def comparable(config: DictConfig) -> dict[str, Any]:
+    """Return the unresolved configuration without the keys that only extend a run."""
+    plain = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(plain, dict)
+    for key in EXTENDING_KEYS:
+        *parents, last = key.split(".")
+        node: Any = plain
+        for parent in parents:
+            node = node.get(parent, {}) if isinstance(node, dict) else {}
+        if isinstance(node, dict):
+            node.pop(last, None)
+    return {str(key): value for key, value in plain.items()}
+
+
+def group_options(group: str, roots: Sequence[Path] | None = None) -> list[str]:
+    """Return the names that a configuration group offers."""
+    if roots is None:
+        roots = [Path.cwd() / "configs", PACKAGE_CONFIGS]
+    return sorted({path.stem for root in roots for path in (root / group).glob("*.yaml")})
+
+
+def _normalized(override: str, roots: Sequence[Path]) -> str:
+    text = override.strip()
+    if "=" not in text and not text.startswith("~"):
+        raise UserError(
+            "this is neither an option nor an override",
+            key="command line",
+            value=override,
+            valid=group_options("experiment", roots),
+            remedy="write key=value, or experiment=NAME",
+        )
+    if text.startswith("+experiment="):
+        text = text[1:]
+    key = text.split("=")[0].lstrip("+~")
+    if text[0] in "+~" or "@" in key or "/" in key:
+        return text
+    if "." in key:
+        return f"++{text}"  # what does not exist is refused by our own schema, which knows the nearest name
+    names = [*_root_keys(), *_groups(roots)]
+    if key not in names:
+        raise UserError("unknown key", key=key, value=key, valid=names, remedy="see the keys with --cfg job")
+    return text
+
+
+def _root_keys() -> list[str]:
+    root = OmegaConf.load(PACKAGE_CONFIGS / "config.yaml")
+    return [str(key) for key in root if key != "defaults"]
+
+
+def _groups(roots: Sequence[Path]) -> list[str]:
+    return [
+        str(folder.relative_to(root))
+        for root in roots
+        for folder in sorted(root.rglob("*"))
+        if folder.is_dir() and any(folder.glob("*.yaml"))
+    ]
+
+
+def _explained(error: Exception, overrides: Sequence[str], roots: Sequence[Path]) -> UserError:
+    text = str(error).strip()
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        options = group_options(key.split("@")[0], roots)
+        if options and value not in options and value != "null":
+            return UserError(f"unknown {key}", key=key, value=value, valid=options, remedy="see `rl-lab list`")
+    lines = [line.strip() for line in text.split("\n") if line.strip() and "provider=" not in line]
+    return UserError(" ".join(lines[:4])[:600] or type(error).__name__, remedy="see the composition with --cfg job")
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(_as_text(entry) for entry in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}: {_as_text(entry)}" for key, entry in value.items()) + "}"
+    return str(value)

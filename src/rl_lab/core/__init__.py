@@ -1,0 +1,1 @@
+"""The vocabulary of RL Lab: types that both sides of a seam agree on. Imports torch and numpy, nothing of ours."""

@@ -1,0 +1,1 @@
+"""The stream: environment steps in, batches out."""

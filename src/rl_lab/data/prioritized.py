@@ -1,0 +1,183 @@
+"""Proportional prioritised replay (Schaul et al., "Prioritized Experience Replay", ICLR 2016, arXiv:1511.05952)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl_lab.core.batch import Batch, Tree, replace_unchecked
+from rl_lab.core.errors import UserError
+from rl_lab.core.schedules import Schedule, as_schedule
+from rl_lab.data.replay import Ring
+from rl_lab.data.sources import ReplaySource
+from rl_lab.data.storage import Rows, last_of_equal
+
+_FANOUT = 32  # children of a node: few levels, each one vectorised step over a batch
+
+
+class SumTree:
+    """Masses of leaves and the sums above them. A node is always the sum of its children: nothing drifts."""
+
+    def __init__(self, size: int) -> None:
+        self.levels: list[NDArray[np.float64]] = []  # [num_nodes, _FANOUT], leaves first, the root's children last
+        while size > 1 or not self.levels:
+            size = -(-size // _FANOUT)
+            self.levels.append(np.zeros((size, _FANOUT)))
+
+    @property
+    def total(self) -> float:
+        """The sum of all masses."""
+        return float(self.levels[-1].sum())
+
+    def get(self, leaves: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return masses."""
+        return self.levels[0].reshape(-1)[leaves]
+
+    def set(self, leaves: NDArray[np.int64], masses: NDArray[np.float64] | float) -> None:
+        """Give distinct leaves new masses."""
+        self.levels[0].reshape(-1)[leaves] = masses
+        if len(leaves) * _FANOUT > self.levels[0].size:  # siblings below would be summed more than once
+            for below, above in pairwise(self.levels):
+                above.reshape(-1)[: len(below)] = below.sum(axis=1)
+            return
+        nodes = leaves
+        for below, above in pairwise(self.levels):
+            nodes = nodes // _FANOUT
+            above.reshape(-1)[nodes] = below[nodes].sum(axis=1)
+
+    def find(self, targets: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the leaves at which the running sum of masses passes the targets, each from 0 up to the total."""
+        nodes = np.zeros(len(targets), np.int64)
+        for level in reversed(self.levels):
+            sums = level[nodes].cumsum(axis=1)
+            # Rounding may carry a target past the node's sum; a leaf without mass must not be found for that.
+            targets = np.minimum(targets, np.nextafter(sums[:, -1], 0.0))
+            child = (sums <= targets[:, None]).sum(axis=1)
+            before = np.where(child > 0, sums[np.arange(len(child)), child - 1], 0.0)
+            targets = targets - before
+            nodes = nodes * _FANOUT + child
+        return nodes
+
+
+class PrioritizedReplaySource(ReplaySource):
+    """A window starts at row i with probability p_i^alpha / sum p^alpha, where p = |priority| + epsilon.
+
+    New windows have the greatest priority seen so far. `extras["weights"]` undoes the bias to the power beta,
+    (N P(i))^-beta, divided by the greatest weight of the batch. Updates return `columns={"priority": ...}`: [B], or
+    [L, B] of which the first step counts.
+    """
+
+    draw_ahead = False  # the next draw depends on what this update writes
+
+    def __init__(
+        self,
+        num_envs: int,
+        generator: np.random.Generator,
+        device: str,
+        *,
+        capacity: int | None = None,
+        batch_size: int,
+        min_size: int = 1,
+        window: int | None = None,
+        mode: str = "whole",
+        pad: bool = False,
+        storage: str = "cpu",
+        ring: Ring | None = None,
+        alpha: float = 0.6,
+        beta: float | Schedule = 0.4,
+        epsilon: float = 1e-6,
+    ) -> None:
+        super().__init__(
+            num_envs,
+            generator,
+            device,
+            capacity=capacity,
+            batch_size=batch_size,
+            min_size=min_size,
+            window=window,
+            mode=mode,
+            pad=pad,
+            storage=storage,
+            ring=ring,
+        )
+        if alpha < 0:
+            raise UserError("alpha must not be negative", key="alpha", value=alpha)
+        if not epsilon > 0:
+            raise UserError("epsilon must be above 0: no window may become undrawable", key="epsilon", value=epsilon)
+        self.alpha, self.epsilon = alpha, epsilon
+        self.schedule = as_schedule(beta)
+        self.beta = self.schedule.at(0)
+        self.tree = SumTree(self.ring.size)
+        self.max_priority = 1.0
+
+    def gather(self, rows: Rows) -> Batch:
+        """Read the rows of one batch and weigh them."""
+        batch = super().gather(rows)
+        masses = self.tree.get(self._starts(rows))
+        least = masses.min()
+        if not least > 0:
+            raise ValueError("rows were overwritten after they were drawn: gather before adding more")
+        weights = torch.from_numpy(((least / masses) ** self.beta).astype(np.float32)).to(self.device)
+        if self.window is not None:
+            weights = weights.expand(self.window, -1)
+        return replace_unchecked(batch, extras=batch.extras | {"weights": weights})
+
+    def write(self, rows: Rows, columns: Mapping[str, Tree]) -> None:
+        """Write columns back; `priority` sets how likely the windows are drawn again."""
+        super().write(rows, columns)
+        if "priority" not in columns:
+            return
+        self._sync()
+        starts, values = self._starts(rows), columns["priority"].numpy(force=True)
+        priorities = (values if values.ndim == 1 else values[0]).astype(np.float64)
+        if priorities.shape != starts.shape:
+            raise ValueError(f"{len(starts)} windows were given priorities of shape {values.shape}")
+        if not (np.isfinite(priorities) & (priorities >= 0)).all():
+            wrong = priorities[~(np.isfinite(priorities) & (priorities >= 0))]
+            raise ValueError(f"priorities must be finite and not negative, such as |td|; among them are {wrong[:4]}")
+        priorities = priorities[last_of_equal(starts)] + self.epsilon
+        self.max_priority = max(self.max_priority, float(priorities.max()))
+        masses = np.where(self.windows.valid[starts], priorities**self.alpha, 0.0)
+        self.tree.set(starts, masses)
+
+    def advance(self, *, agent_steps: int, updates: int) -> None:
+        """Follow the schedule of beta."""
+        self.beta = self.schedule.at(agent_steps if self.schedule.of == "agent_steps" else updates)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return ring, masses, greatest priority and beta."""
+        self._sync()
+        masses = self.tree.levels[0].reshape(-1)[: self.ring.size]
+        return super().get_state() | {"masses": masses.copy(), "max_priority": self.max_priority, "beta": self.beta}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `get_state` returned."""
+        super().set_state(state)
+        masses = np.asarray(state["masses"])
+        self.tree.set(np.arange(self.ring.size), masses)
+        self.windows.restore(masses > 0)
+        self.max_priority, self.beta = float(state["max_priority"]), float(state["beta"])
+
+    def _sync(self) -> None:
+        changes = self.windows.sync()
+        if changes is not None:
+            rows, were, are, new = changes
+            changed = (were != are) | (new & are)
+            self.tree.set(rows[changed], np.where(are[changed], self.max_priority**self.alpha, 0.0))
+
+    def _draw_starts(self, k: int, batch_size: int) -> NDArray[np.int64]:
+        """Draw one start from each of `batch_size` equal parts of the total mass, k times."""
+        if not self.windows.count:
+            raise ValueError("no window is stored: draw only while the source is ready")
+        parts = (np.arange(batch_size) + self.generator.random((k, batch_size))) / batch_size
+        return self.tree.find((parts * self.tree.total).reshape(-1)).reshape(k, batch_size)
+
+    def _starts(self, rows: Rows) -> NDArray[np.int64]:
+        starts = rows.numpy(force=True) if isinstance(rows, Tensor) else rows
+        return starts if starts.ndim == 1 else starts[0]

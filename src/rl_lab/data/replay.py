@@ -1,0 +1,316 @@
+"""Ring: the time-major replay ring, with a write head per environment and rows that never move.
+
+An episode of T decisions occupies T + 1 rows: the last one holds the final observation, a zero action, a zero reward
+and `is_last`, so the successor of a decision is always the next row. The row at the head is *open* while an episode
+runs: it holds the latest observation, which can be read as a successor, and becomes the next decision.
+
+A position counts the rows of one environment since the start; a row number is `position % num_rows * num_envs + env`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rl_lab.core.batch import Batch, Tree, tree_map, tree_zip
+from rl_lab.data.storage import DeviceStorage, HostStorage, Rows, Storage
+
+_DECISION = ("actions", "rewards", "terminated", "truncated")
+_GIVEN = ("observations", *_DECISION)
+_FIXED = (*_GIVEN, "is_first", "is_last")
+_CPU = torch.device("cpu")
+_LATEST = itemgetter(-1)
+
+
+class Ring:
+    """Rows of all environments: columns of [num_rows * num_envs, ...], allocated by the first trajectory.
+
+    `device` None keeps NumPy arrays on the host; otherwise columns are torch tensors there. What decides which rows
+    may be drawn (`heads`, `opened`, `steps`, `last`) is always on the host.
+    """
+
+    def __init__(self, num_envs: int, capacity: int, device: torch.device | None = None) -> None:
+        self.num_envs, self.capacity, self.device = num_envs, capacity, device
+        self.num_rows = -(-capacity // num_envs) + 1  # one more than is stored: the open row
+        self.size = self.num_rows * num_envs
+        self.storage: Storage = HostStorage() if device is None else DeviceStorage(device)
+        self.columns: dict[str, Tree] = {}
+        self.extras: tuple[str, ...] = ()  # columns that arrive with every trajectory
+        self.rewritten: tuple[str, ...] = ()  # columns that updates have written
+        self.heads = np.zeros(num_envs, np.int64)  # the position of the next decision
+        self.ages = np.zeros(num_envs, np.int64)  # decisions so far in the running episode; 0: the next one is first
+        self.opened = np.zeros(num_envs, np.bool_)  # the row at the head holds the observation of the next decision
+        self.steps = np.zeros(self.size, np.int32)  # of each row, its place in its episode
+        self.last = np.zeros(self.size, np.bool_)  # rows that hold a final observation
+        self.added = 0  # decisions since the start
+        self.version = 0  # changes with the contents
+        self.restored = 0  # times that the contents were replaced as a whole
+        self._extras: set[str] = set()
+        self._envs = np.arange(num_envs)
+        self._all_open = np.ones(num_envs, np.bool_)
+        self._head_rows = self.rows(self.heads)
+
+    def __len__(self) -> int:
+        """Return how many decisions are stored."""
+        return int(np.minimum(self.heads, self.num_rows - 1).sum()) - int(np.count_nonzero(self.last))
+
+    @property
+    def num_filled(self) -> int:
+        """How many rows per environment have been written, at most."""
+        return min(int(self.heads.max()) + 1, self.num_rows)
+
+    def rows(self, positions: NDArray[np.int64], env: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """Return the flat row numbers of positions [..., N], or of positions of given environments."""
+        rows = positions % self.num_rows
+        if self.num_envs > 1:
+            rows = rows * self.num_envs + (self._envs if env is None else env)
+        return rows.reshape(-1)
+
+    def successors(self, rows: Rows) -> Rows:
+        """Return the next row of the same environment."""
+        return (rows + self.num_envs) % self.size
+
+    def add(self, trajectory: Batch) -> None:
+        """Append [T, N] decisions that go on where the last ones ended (`close_open` first if they do not).
+
+        Without `next_observations` a successor is the next added observation; an episode that ended without a
+        known final observation repeats its last one.
+        """
+        if not self.columns:
+            self._allocate(trajectory)
+        self._check(trajectory)
+        ended = trajectory.terminated.numpy(force=True) | trajectory.truncated.numpy(force=True)
+        any_ended = np.count_nonzero(ended) > 0  # several times faster than any() on few entries
+        positions, steps = self._layout(ended) if any_ended else self._continued(len(ended))
+        heads = positions[-1] + 1
+        if any_ended:
+            heads += ended[-1]
+        rows = self._head_rows if len(ended) == 1 else self.rows(positions)
+        flat_steps, keep = steps.reshape(-1), None
+        if 2 * len(ended) >= self.num_rows:  # more than the ring may hold: only the newest rows are written
+            keep = (positions > heads - self.num_rows).reshape(-1)
+            rows, flat_steps = rows[keep], flat_steps[keep]
+        self.steps[rows] = flat_steps
+        self.last[rows] = False
+        self._put_decisions(rows, trajectory, keep)
+        known = trajectory.next_observations is not None
+        successors = trajectory.next_observations if known else trajectory.observations
+        if any_ended:
+            time, env = np.nonzero(ended & (positions + 1 > heads - self.num_rows))
+            finals = self.rows(positions[time, env] + 1, env)
+            self.steps[finals] = steps[time, env] + 1
+            self._close(finals, tree_map(lambda leaf: leaf[time, env], successors))
+        self.heads, self.ages = heads, steps[-1] + 1
+        self.opened = self._all_open if known else ~self._all_open
+        if "has_next" in trajectory.extras:
+            self.opened = self.opened & trajectory.extras["has_next"][-1].numpy(force=True)
+        if any_ended:
+            self.ages[ended[-1]] = 0
+            self.opened = self.opened & ~ended[-1]
+        self._open(successors)
+        self.added += ended.size
+        self.version += 1
+
+    def close_open(self, env_mask: NDArray[np.bool_] | None = None) -> None:
+        """End running episodes as truncated: their next observation will not be the one that is added next."""
+        mask = self.ages > 0 if env_mask is None else np.asarray(env_mask) & (self.ages > 0)
+        env = np.flatnonzero(mask)
+        if not len(env):
+            return
+        finals, decisions = self.rows(self.heads[env], env), self.rows(self.heads[env] - 1, env)
+        self.storage.fill(self.columns["truncated"], self.storage.index(decisions), True)
+        seen = np.where(self.opened[env], finals, decisions)
+        self.steps[finals] = self.ages[env]
+        self._close(finals, self._take("observations", self.storage.index(seen), _CPU))
+        self.heads = self.heads + mask
+        self.ages = np.where(mask, 0, self.ages)
+        self.opened = self.opened & ~mask
+        self._head_rows = self.rows(self.heads)
+        self.last[self._head_rows] = False
+        self.version += 1
+
+    def gather(self, rows: Rows, device: torch.device = _CPU, *, running: bool = False, padded: bool = False) -> Batch:
+        """Read transitions [B] or windows [L, B]; pure indexing.
+
+        Running windows carry `is_first` and `is_last` instead of successors; padded ones repeat rows.
+        """
+        index = self.storage.index(rows)
+        extras = {name: self._take(name, index, device) for name in self.columns if name not in _FIXED}
+        successors = None
+        if running:
+            observations = self._take("observations", index, device)
+            extras |= {name: self._take(name, index, device) for name in ("is_first", "is_last")}
+        elif index.ndim == 1 or padded:
+            observations = self._take("observations", index, device)
+            successors = self._take("observations", self.successors(index), device)
+        else:  # neighbours share a row: read it once
+            join = np.concatenate if isinstance(index, np.ndarray) else torch.cat
+            seen = self._take("observations", join([index, self.successors(index[-1:])]), device)
+            observations = tree_map(lambda leaf: leaf[:-1], seen)
+            successors = tree_map(lambda leaf: leaf[1:], seen)
+        return Batch._unchecked(
+            observations=observations,
+            **{name: self.storage.take(self.columns[name], index, device) for name in _DECISION},
+            next_observations=successors,
+            infos=(),
+            extras=extras,
+            rows=torch.from_numpy(index) if isinstance(index, np.ndarray) else index,
+        )
+
+    def write(self, rows: Rows, columns: Mapping[str, Tree]) -> None:
+        """Write columns of algorithms back at rows [B] or [L, B]; a new one is allocated.
+
+        Where a row is given more than once (windows overlap), the later in the window wins, then the later in the
+        batch. What the environment said is never rewritten.
+        """
+        index = self.storage.index(rows)
+        for name, values in columns.items():
+            if name in _FIXED:
+                raise ValueError(f"column '{name}' is history: an update may only write columns of its own")
+            if name not in self.columns:
+                self.columns[name] = self._zeros(values, index.ndim)
+            if name not in self.rewritten:
+                self.rewritten = (*self.rewritten, name)
+            try:
+                tree_zip(lambda column, leaf: self.storage.overwrite(column, index, leaf), self.columns[name], values)
+            except ValueError as error:
+                raise ValueError(f"column '{name}': {error}") from error
+
+    def get_state(self) -> dict[str, Any]:
+        """Return a copy of everything, as [rows, num_envs, ...] arrays of the rows that were written."""
+        filled = self.num_filled
+        return {
+            "shape": [self.num_rows, self.num_envs],
+            "size": len(self),
+            "added": self.added,
+            "heads": self.heads.copy(),
+            "ages": self.ages.copy(),
+            "opened": self.opened.copy(),
+            "steps": self._exported(self.steps, filled, HostStorage()),
+            "last": self._exported(self.last, filled, HostStorage()),
+            "extras": list(self.extras),
+            "rewritten": list(self.rewritten),
+            "columns": tree_map(lambda leaf: self._exported(leaf, filled, self.storage), self.columns),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore in place what `get_state` returned."""
+        if list(state["shape"]) != [self.num_rows, self.num_envs]:
+            raise ValueError(
+                f"the saved ring has {state['shape'][0]} rows of {state['shape'][1]} environments, "
+                f"this one {self.num_rows} of {self.num_envs}"
+            )
+        self.extras, self.rewritten = tuple(state["extras"]), tuple(state["rewritten"])
+        self._extras = set(self.extras)
+        self.added = int(state["added"])
+        self.heads, self.ages, self.opened = (np.array(state[name]) for name in ("heads", "ages", "opened"))
+        self._head_rows = self.rows(self.heads)
+        self.steps[:], self.last[:] = 0, False
+        rows = np.arange(self.num_filled * self.num_envs)
+        self.steps[rows], self.last[rows] = (np.asarray(state[name]).reshape(-1) for name in ("steps", "last"))
+        self.columns = {name: column for name, column in self.columns.items() if name in state["columns"]}
+        index = self.storage.index(rows)
+        for name, saved in state["columns"].items():
+            values = tree_map(torch.as_tensor, saved)
+            if name not in self.columns:
+                self.columns[name] = self._zeros(values, 2)
+            self._put(name, index, values)
+        self.version += 1
+        self.restored += 1
+
+    def _check(self, trajectory: Batch) -> None:
+        if trajectory.shape[1] != self.num_envs:
+            raise ValueError(
+                f"a trajectory of shape {tuple(trajectory.shape)} (time, environments) was added to a replay "
+                f"of {self.num_envs} environments"
+            )
+        given = trajectory.extras.keys()
+        if given != self._extras and given - {"has_next"} != self._extras:
+            raise ValueError(f"a trajectory has the extra columns {sorted(given)}, those before {sorted(self.extras)}")
+
+    def _allocate(self, trajectory: Batch) -> None:
+        self.extras = tuple(name for name in trajectory.extras if name != "has_next")
+        self._extras = set(self.extras)
+        for name in (*_GIVEN, *self.extras):
+            self.columns[name] = self._zeros(trajectory[name], 2)
+        for name in ("is_first", "is_last"):
+            self.columns[name] = self._zeros(trajectory.terminated, 2)
+
+    def _zeros(self, values: Tree, num_leading: int) -> Tree:
+        return tree_map(lambda leaf: self.storage.allocate(self.size, leaf, num_leading), values)
+
+    def _continued(self, num_steps: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return positions and steps [T, N] of decisions that end no episode."""
+        if num_steps == 1:
+            return self.heads[None], self.ages[None]
+        time = np.arange(num_steps)[:, None]
+        return self.heads + time, self.ages + time
+
+    def _layout(self, ended: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return positions and steps [T, N] of decisions; after each end one row is left for the final observation."""
+        time = np.arange(len(ended))[:, None]
+        before: NDArray[np.int64] = np.cumsum(ended, axis=0) - ended
+        start = np.empty(ended.shape, np.int64)  # when the episode began, in time of this chunk
+        start[0] = -self.ages
+        start[1:] = np.where(ended[:-1], time[1:], start[0])
+        return self.heads + time + before, time - np.maximum.accumulate(start, axis=0)
+
+    def _put(self, name: str, rows: Rows, values: Tree, keep: NDArray[np.bool_] | None = None) -> None:
+        column = self.columns[name]
+        try:
+            if isinstance(column, dict):
+                tree_zip(lambda leaf, value: self.storage.put(leaf, rows, value, keep), column, values)
+            else:
+                self.storage.put(column, rows, values, keep)
+        except ValueError as error:
+            raise ValueError(f"column '{name}': {error}") from error
+
+    def _take(self, name: str, index: Rows, device: torch.device) -> Tree:
+        column = self.columns[name]
+        if isinstance(column, dict):
+            return tree_map(lambda leaf: self.storage.take(leaf, index, device), column)
+        return self.storage.take(column, index, device)
+
+    def _put_decisions(self, rows: NDArray[np.int64], trajectory: Batch, keep: NDArray[np.bool_] | None) -> None:
+        index, storage = self.storage.index(rows), self.storage
+        for name in _GIVEN:
+            self._put(name, index, getattr(trajectory, name), keep)
+        for name in self.extras:
+            self._put(name, index, trajectory.extras[name], keep)
+        storage.fill(self.columns["is_last"], index, False)
+        storage.fill(self.columns["is_first"], index, False)
+        steps = self.steps[rows]
+        if np.count_nonzero(steps) < len(rows):
+            storage.fill(self.columns["is_first"], storage.index(rows[steps == 0]), True)
+        for name in self.rewritten:
+            if name not in self._extras:  # what an update wrote belonged to the row that was here before
+                tree_map(lambda leaf: storage.fill(leaf, index, 0), self.columns[name])
+
+    def _close(self, rows: NDArray[np.int64], observations: Tree) -> None:
+        """Make these the last rows of their episodes."""
+        index = self.storage.index(rows)
+        self.last[rows] = True
+        for name, column in self.columns.items():
+            if name != "observations":
+                tree_map(partial(self.storage.fill, rows=index, value=name == "is_last"), column)
+        self._put("observations", index, observations)
+
+    def _open(self, successors: Tree) -> None:
+        """Show the latest observations, where they are known, in the rows at the heads."""
+        rows = self._head_rows = self.rows(self.heads)
+        self.steps[rows] = self.ages
+        self.last[rows] = False
+        if np.count_nonzero(self.opened) < self.num_envs:
+            env = np.flatnonzero(self.opened)
+            self._put("observations", self.storage.index(rows[env]), tree_map(lambda leaf: leaf[-1, env], successors))
+        else:
+            self._put("observations", self.storage.index(rows), tree_map(_LATEST, successors))
+
+    def _exported(self, column: Any, filled: int, storage: Storage) -> Any:
+        return storage.export(column, filled * self.num_envs).reshape(filled, self.num_envs, *column.shape[1:])

@@ -1,0 +1,295 @@
+"""Sources: where updates get their batches. StreamSource keeps the last rollout; ReplaySource draws from a ring."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl_lab.core.batch import Batch, Tree, replace_unchecked, tree_map
+from rl_lab.core.errors import UserError
+from rl_lab.data.replay import Ring
+from rl_lab.data.storage import Rows
+from rl_lab.data.windows import Windows
+
+MODES = ("whole", "running")
+Trajectory = Batch | Mapping[str, Any]
+_CPU = torch.device("cpu")
+
+
+@runtime_checkable
+class Source(Protocol):
+    """What the loop and the workflows know of a source."""
+
+    draw_ahead: bool  # whether several batches may be drawn before the first of them is used
+    min_size: int  # decisions that must have been added before it is ready
+
+    @property
+    def ready(self) -> bool:
+        """Whether a batch can be drawn."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Transitions, or windows, in a batch."""
+        ...
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Take in decisions [T, N]."""
+        ...
+
+    def draw(self, k: int = 1, batch_size: int | None = None) -> NDArray[np.int64]:
+        """Choose the rows of k batches: [k, ...]."""
+        ...
+
+    def gather(self, rows: Rows) -> Batch:
+        """Read the rows of one batch."""
+        ...
+
+    def write(self, rows: Rows, columns: Mapping[str, Tree]) -> None:
+        """Write columns that an update made back to the rows of its batch."""
+        ...
+
+    def sample(self, batch_size: int | None = None) -> Batch:
+        """Draw and gather one batch."""
+        ...
+
+    def advance(self, *, agent_steps: int, updates: int) -> None:
+        """Bring schedules to these counters."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def get_state(self) -> dict[str, Any]:
+        """Return everything but the generator."""
+        ...
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `get_state` returned."""
+        ...
+
+
+def as_trajectory(trajectory: Trajectory, num_envs: int) -> Batch:
+    """Take a batch or a mapping of columns as decisions [T, N]; one step [N] gains a time dimension."""
+    batch = trajectory if isinstance(trajectory, Batch) else Batch.from_columns(trajectory)
+    if batch.rewards.dim() == 1:
+        batch = batch.map(lambda leaf: leaf[None])
+    if batch.rewards.dim() != 2 or batch.shape[1] != num_envs:
+        raise ValueError(
+            f"a trajectory must be [time, {num_envs}] (or one step, [{num_envs}]); its rewards are {list(batch.shape)}"
+        )
+    return batch
+
+
+class StreamSource:
+    """The last rollout [T, N], whole. Sampling does not consume it: it stays until the next one is added."""
+
+    draw_ahead = True
+    min_size = 1
+
+    def __init__(self, num_envs: int, generator: np.random.Generator, device: str) -> None:
+        self.num_envs, self.generator, self.device = num_envs, generator, torch.device(device)
+        self.rollout: Batch | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a rollout."""
+        return self.rollout is not None
+
+    @property
+    def batch_size(self) -> int:
+        """Transitions in the rollout."""
+        return len(self)
+
+    def __len__(self) -> int:
+        return 0 if self.rollout is None else self.rollout.rewards.numel()
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Replace the rollout."""
+        rollout = replace_unchecked(as_trajectory(trajectory, self.num_envs), infos=(), rows=None)
+        self.rollout = rollout if self.device == _CPU else rollout.to(self.device)
+
+    def draw(self, k: int = 1, batch_size: int | None = None) -> NDArray[np.int64]:
+        """Choose nothing, k times: there is one rollout. With a batch size: transitions [k, B], each at most once."""
+        if batch_size is None:
+            return np.empty((k, 0), np.int64)
+        total = len(self)
+        if batch_size > total:
+            raise ValueError(f"{batch_size} transitions were asked of a rollout that has {total}")
+        return np.stack([self.generator.choice(total, batch_size, replace=False, shuffle=False) for _ in range(k)])
+
+    def gather(self, rows: Rows = None) -> Batch:
+        """Return the rollout, or the transitions that were drawn from it."""
+        if self.rollout is None:
+            raise ValueError("there is no rollout yet: collect before an update")
+        return self.rollout if rows is None or not len(rows) else self.rollout.flatten().select(rows)
+
+    def write(self, rows: Rows, columns: Mapping[str, Tree]) -> None:
+        """Keep columns [T, N] beside the rollout; priorities mean nothing here."""
+        if rows is not None and len(rows):
+            raise ValueError("columns can be written back to a whole rollout only, not to rows of it")
+        if self.rollout is not None:
+            kept = {name: tree_map(Tensor.detach, column) for name, column in columns.items() if name != "priority"}
+            self.rollout = self.rollout.with_columns(**kept)
+
+    def sample(self, batch_size: int | None = None) -> Batch:
+        """Return the rollout, or some transitions of it."""
+        return self.gather(self.draw(1, batch_size)[0])
+
+    def advance(self, *, agent_steps: int, updates: int) -> None:
+        """Nothing is scheduled here."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the columns of the rollout."""
+        if self.rollout is None:
+            return {"rollout": None}
+        names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations", "extras")
+        return {"rollout": {name: getattr(self.rollout, name) for name in names}}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the rollout."""
+        saved = state["rollout"]
+        move = lambda leaf: torch.as_tensor(leaf).to(self.device)  # noqa: E731
+        self.rollout = None if saved is None else Batch(**{name: tree_map(move, tree) for name, tree in saved.items()})
+
+
+class ReplaySource:
+    """Uniform draws from a ring: transitions [B], or windows [L, B] where `window` says how long.
+
+    Ready when `min_size` decisions have been added and at least one window is complete. `storage` is "cpu" (NumPy
+    in host memory), "device" (torch, where the batches go) or the name of a torch device. With `ring` it views the
+    rows of another source; whoever collects adds to one of them.
+    """
+
+    draw_ahead = True
+
+    def __init__(
+        self,
+        num_envs: int,
+        generator: np.random.Generator,
+        device: str,
+        *,
+        capacity: int | None = None,
+        batch_size: int,
+        min_size: int = 1,
+        window: int | None = None,
+        mode: str = "whole",
+        pad: bool = False,
+        storage: str = "cpu",
+        ring: Ring | None = None,
+    ) -> None:
+        self.num_envs, self.generator, self.device = num_envs, generator, torch.device(device)
+        self.owns_ring = ring is None
+        if ring is None:
+            if capacity is None or capacity < 1:
+                raise UserError("a replay needs a capacity of at least one transition", key="capacity", value=capacity)
+            ring = Ring(num_envs, capacity, _storage_device(storage, self.device))
+        elif capacity not in (None, ring.capacity):
+            raise UserError(
+                f"a source that views another's ring has its capacity, {ring.capacity}", key="capacity", value=capacity
+            )
+        self.ring, self.min_size, self.window = ring, min_size, window
+        self.running, self.padded = mode == "running", pad
+        self._batch_size = batch_size
+        self._check(mode)
+        self.windows = Windows(ring, window or 1, running=self.running, padded=pad)
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough was added and a window is complete."""
+        if self.ring.added < self.min_size:
+            return False
+        self._sync()
+        return self.windows.count > 0
+
+    @property
+    def batch_size(self) -> int:
+        """Transitions, or windows, in a batch."""
+        return self._batch_size
+
+    def __len__(self) -> int:
+        """Return how many decisions are stored."""
+        return len(self.ring)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Append decisions to the ring."""
+        self.ring.add(as_trajectory(trajectory, self.num_envs))
+
+    def draw(self, k: int = 1, batch_size: int | None = None) -> NDArray[np.int64]:
+        """Choose rows on the host: [k, B], or [k, L, B] for windows."""
+        self._sync()
+        starts = self._draw_starts(k, batch_size or self._batch_size)
+        return starts if self.window is None else self.windows.expand(starts)
+
+    def gather(self, rows: Rows) -> Batch:
+        """Read the rows of one batch; whole windows come with successors, running ones with their flags."""
+        return self.ring.gather(rows, self.device, running=self.running, padded=self.padded)
+
+    def write(self, rows: Rows, columns: Mapping[str, Tree]) -> None:
+        """Write columns back; priorities mean nothing to uniform draws, so that sources can be swapped."""
+        self.ring.write(rows, {name: column for name, column in columns.items() if name != "priority"})
+
+    def sample(self, batch_size: int | None = None) -> Batch:
+        """Draw and gather one batch."""
+        return self.gather(self.draw(1, batch_size)[0])
+
+    def advance(self, *, agent_steps: int, updates: int) -> None:
+        """Nothing is scheduled here."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the ring, unless it is another source's."""
+        return {"ring": self.ring.get_state()} if self.owns_ring else {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the ring in place."""
+        if self.owns_ring:
+            self.ring.set_state(state["ring"])
+
+    def _sync(self) -> None:
+        self.windows.sync()
+
+    def _draw_starts(self, k: int, batch_size: int) -> NDArray[np.int64]:
+        return self.windows.draw(self.generator, k * batch_size).reshape(k, batch_size)
+
+    def _check(self, mode: str) -> None:
+        if mode not in MODES:
+            raise UserError("unknown window mode", key="mode", value=mode, valid=MODES)
+        if self._batch_size < 1:
+            raise UserError("a batch needs at least one entry", key="batch_size", value=self._batch_size)
+        if not 0 <= self.min_size <= self.ring.capacity:
+            raise UserError(
+                f"the source could never be ready: its capacity is {self.ring.capacity}",
+                key="min_size",
+                value=self.min_size,
+                remedy="raise capacity, or lower min_size",
+            )
+        if self.window is None and (self.running or self.padded):
+            raise UserError(
+                f"{'running windows' if self.running else 'padding'} needs a window", key="window", value=None
+            )
+        if self.running and self.padded:
+            raise UserError("only whole windows are padded", key="pad", value=True, remedy="use mode: whole")
+        if self.window is not None and not 1 <= self.window < self.ring.num_rows:
+            raise UserError(
+                f"a window must have from 1 to {self.ring.num_rows - 1} steps: each of the {self.num_envs} "
+                f"environments has that many rows of the capacity of {self.ring.capacity}",
+                key="window",
+                value=self.window,
+            )
+
+
+def _storage_device(storage: str, device: torch.device) -> torch.device | None:
+    if storage == "cpu":
+        return None
+    if storage == "device":
+        return device
+    try:
+        return torch.device(storage)
+    except RuntimeError:
+        raise UserError(
+            "unknown storage", key="storage", value=storage, valid=("cpu", "device", "cuda", "cuda:0")
+        ) from None

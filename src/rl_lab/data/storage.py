@@ -1,0 +1,141 @@
+"""Storage: a column is an array with one entry per ring row, in host memory (NumPy) or on a device (torch)."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Column = Any  # np.ndarray or Tensor, [num_rows, ...]
+Rows = Any  # flat row numbers, int64: np.ndarray or Tensor
+
+
+class Storage(Protocol):
+    """What a ring needs of the memory that its columns lie in. `rows` were given by `index`."""
+
+    def index(self, rows: Rows) -> Rows:
+        """Bring row numbers to where the columns are."""
+        ...
+
+    def allocate(self, num_rows: int, values: Tensor, num_leading: int) -> Column:
+        """Return zeros for rows like those of `values`, whose first `num_leading` dimensions are not of a row."""
+        ...
+
+    def put(self, column: Column, rows: Rows, values: Tensor, keep: NDArray[np.bool_] | None = None) -> None:
+        """Write distinct rows; `keep` says which of the values, in order, are wanted."""
+        ...
+
+    def fill(self, column: Column, rows: Rows, value: float) -> None:
+        """Write one value to whole rows."""
+        ...
+
+    def take(self, column: Column, rows: Rows, device: torch.device) -> Tensor:
+        """Read rows of any shape: [*rows.shape, ...] on a device."""
+        ...
+
+    def overwrite(self, column: Column, rows: Rows, values: Tensor) -> None:
+        """Write rows that may repeat: of equal ones the last wins."""
+        ...
+
+    def export(self, column: Column, num_rows: int) -> Column:
+        """Return a copy of the first rows in host memory."""
+        ...
+
+
+class HostStorage:
+    """NumPy arrays: indexing images in torch measured nine times slower."""
+
+    def index(self, rows: Rows) -> NDArray[np.int64]:
+        """Bring row numbers to the host."""
+        return rows.numpy(force=True) if isinstance(rows, Tensor) else rows
+
+    def allocate(self, num_rows: int, values: Tensor, num_leading: int) -> NDArray[Any]:
+        """Return zeros of the same type; pages are touched only as rows arrive."""
+        array = values.numpy(force=True)
+        return np.zeros((num_rows, *array.shape[num_leading:]), array.dtype)
+
+    def put(
+        self, column: NDArray[Any], rows: NDArray[np.int64], values: Tensor, keep: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Write distinct rows."""
+        array = _checked(values.numpy(force=True), column)
+        column[rows] = array if keep is None else array[keep]
+
+    def fill(self, column: NDArray[Any], rows: NDArray[np.int64], value: float) -> None:
+        """Write one value to whole rows."""
+        column[rows] = value
+
+    def take(self, column: NDArray[Any], rows: NDArray[np.int64], device: torch.device) -> Tensor:
+        """Read rows of any shape."""
+        values = torch.from_numpy(column.take(rows, axis=0))
+        return values if device.type == "cpu" else values.to(device)
+
+    def overwrite(self, column: NDArray[Any], rows: NDArray[np.int64], values: Tensor) -> None:
+        """Write rows that may repeat."""
+        array = _checked(values.numpy(force=True), column)
+        column[rows.reshape(-1)] = array[last_of_equal(rows.reshape(-1))]
+
+    def export(self, column: NDArray[Any], num_rows: int) -> NDArray[Any]:
+        """Return a copy of the first rows."""
+        return column[:num_rows].copy()
+
+
+class DeviceStorage:
+    """Torch tensors. Nothing here asks the host or changes a shape, so that gathering and writing back capture."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def index(self, rows: Rows) -> Tensor:
+        """Bring row numbers to the device."""
+        return torch.as_tensor(rows).to(self.device)
+
+    def allocate(self, num_rows: int, values: Tensor, num_leading: int) -> Tensor:
+        """Return zeros of the same type."""
+        return torch.zeros((num_rows, *values.shape[num_leading:]), dtype=values.dtype, device=self.device)
+
+    def put(self, column: Tensor, rows: Tensor, values: Tensor, keep: NDArray[np.bool_] | None = None) -> None:
+        """Write distinct rows."""
+        values = _checked(values.detach(), column)
+        if keep is not None:
+            values = values[torch.as_tensor(keep, device=values.device)]
+        column.index_copy_(0, rows, values.to(self.device))
+
+    def fill(self, column: Tensor, rows: Tensor, value: float) -> None:
+        """Write one value to whole rows."""
+        column.index_fill_(0, rows, value)
+
+    def take(self, column: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+        """Read rows of any shape."""
+        return column.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *column.shape[1:]).to(device)
+
+    def overwrite(self, column: Tensor, rows: Tensor, values: Tensor) -> None:
+        """Write rows that may repeat; equal rows write equal values, so that their order cannot matter."""
+        flat = rows.reshape(-1)
+        order = torch.argsort(flat, stable=True)
+        last = order[torch.searchsorted(flat[order], flat, right=True) - 1]
+        column.index_copy_(0, flat, _checked(values.detach().to(self.device), column)[last])
+
+    def export(self, column: Tensor, num_rows: int) -> Tensor:
+        """Return a copy of the first rows in host memory."""
+        return column[:num_rows].to("cpu", copy=True)
+
+
+def last_of_equal(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each entry where its row number occurs last: NumPy promises no order for repeated assignments."""
+    order = np.argsort(rows, kind="stable")
+    return order[np.searchsorted(rows[order], rows, side="right") - 1]
+
+
+def _checked(values: Any, column: Any) -> Any:
+    """Return values as [-1, *row shape]; refuse what a write would silently cast or broadcast."""
+    row_shape = column.shape[1:]
+    if values.dtype != column.dtype or values.shape[values.ndim - len(row_shape) :] != row_shape:
+        raise ValueError(
+            f"a column of {column.dtype} rows {tuple(row_shape)} cannot take values "
+            f"of {values.dtype} with shape {tuple(values.shape)}"
+        )
+    return values.reshape(-1, *row_shape)

@@ -1,0 +1,1 @@
+"""The worlds: Gymnasium vector environments and small adapters."""

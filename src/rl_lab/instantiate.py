@@ -1,0 +1,177 @@
+"""Instantiation: a node with a `_target_` becomes an object, if the target may be used and the arguments fit."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rl_lab.config import parse
+from rl_lab.core.errors import UserError
+
+# Only what is *defined* below these may be built: a dotted path alone can lead anywhere
+# (torch.nn.functional.torch.load resolves).
+ALLOWED_PACKAGES = (
+    "rl_lab.components",
+    "rl_lab.core.schedules",
+    "rl_lab.data",
+    "rl_lab.workflows",
+    "torch.nn",
+    "torch.optim",
+)
+
+
+def instantiate(
+    node: Any, key: str, *, given: Mapping[str, Any] | None = None, allow: Sequence[str] = (), kind: type | None = None
+) -> Any:
+    """Build the object that a node describes; `given` are arguments that the lab adds where they are wanted."""
+    target = resolve_target(node, key, allow)
+    arguments = {name: _build_nested(value, f"{key}.{name}", allow) for name, value in _arguments(node).items()}
+    parameters = _parameters(target)
+    if given:
+        arguments |= {name: value for name, value in given.items() if name in parameters}
+    _check_names(target, parameters, arguments, key, partial=bool(node.get("_partial_")))
+    _check_types(target, arguments, _arguments(node), key)
+    if node.get("_partial_"):
+        return functools.partial(target, **arguments)
+    try:
+        built = target(**arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{target.__name__} cannot be built from these arguments: {error}",
+            key=key,
+            value=_arguments(node),
+            remedy="correct the arguments; dimensions come from _dims",
+        ) from error
+    if kind is not None and not isinstance(built, kind):
+        raise UserError(
+            f"a {kind.__name__} is expected here, not a {type(built).__name__}", key=key, value=node["_target_"]
+        )
+    return built
+
+
+def resolve_target(node: Any, key: str, allow: Sequence[str] = ()) -> Callable[..., Any]:
+    """Return the class or function that a node names, if it may be used."""
+    if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
+        raise UserError("a node with a _target_ is expected here", key=key, value=node)
+    path = node["_target_"]
+    packages = (*ALLOWED_PACKAGES, *allow)
+    refusal = UserError(
+        "this target may not be used",
+        key=f"{key}._target_",
+        value=path,
+        valid=packages,
+        remedy="use something defined in these packages, or allow another one with --allow PACKAGE",
+    )
+    if not _within(path, packages):
+        raise refusal
+    module_path, _, name = path.rpartition(".")
+    try:
+        module = importlib.import_module(module_path)
+    except ModuleNotFoundError as error:
+        raise UserError(f"there is no module '{error.name}'", key=f"{key}._target_", value=path) from None
+    except ImportError as error:
+        raise UserError(f"the module cannot be imported: {error}", key=f"{key}._target_", value=path) from None
+    if not hasattr(module, name):
+        names = [entry for entry, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
+        raise UserError(f"'{module_path}' has no '{name}'", key=f"{key}._target_", value=name, valid=names)
+    target = getattr(module, name)
+    if not (inspect.isclass(target) or inspect.isfunction(target)):
+        raise refusal
+    if not _within(f"{target.__module__}.{target.__name__}", packages):
+        raise refusal
+    return typing.cast(Callable[..., Any], target)
+
+
+def _within(path: str, packages: Sequence[str]) -> bool:
+    return any(path.startswith(f"{package}.") for package in packages)
+
+
+def _arguments(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {str(name): value for name, value in node.items() if name not in ("_target_", "_partial_")}
+
+
+def _build_nested(value: Any, key: str, allow: Sequence[str]) -> Any:
+    if isinstance(value, Mapping):
+        if "_target_" in value:
+            return instantiate(value, key, allow=allow)
+        return {name: _build_nested(entry, f"{key}.{name}", allow) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_build_nested(entry, f"{key}[{i}]", allow) for i, entry in enumerate(value)]
+    return value
+
+
+def _parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(target).parameters
+
+
+def _check_names(
+    target: Callable[..., Any],
+    parameters: Mapping[str, inspect.Parameter],
+    arguments: Mapping[str, Any],
+    key: str,
+    *,
+    partial: bool,
+) -> None:
+    takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    named = {n for n, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    for name in arguments:
+        if name not in named and not takes_any:
+            raise UserError(
+                f"{target.__name__} has no argument '{name}'",
+                key=f"{key}.{name}",
+                value=name,
+                valid=named,
+                remedy="correct the name, or remove it",
+            )
+    if partial:
+        return
+    for name in named:
+        if name not in arguments and parameters[name].default is inspect.Parameter.empty:
+            raise UserError(
+                f"{target.__name__} needs the argument '{name}'",
+                key=f"{key}.{name}",
+                valid=named,
+                remedy=f"set {key}.{name}",
+            )
+
+
+def _check_types(target: Callable[..., Any], built: dict[str, Any], plain: Mapping[str, Any], key: str) -> None:
+    """Compare plain values with the annotations of our own targets; integral floats become integers."""
+    if not target.__module__.startswith("rl_lab."):
+        return
+    function = target.__init__ if inspect.isclass(target) else target
+    hints = typing.get_type_hints(function)
+    for name, value in plain.items():
+        if name in hints and _is_plain(value) and _is_plain_annotation(hints[name]):
+            built[name] = parse(_without_objects(hints[name]), value, f"{key}.{name}")
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "_target_" not in value and all(_is_plain(entry) for entry in value.values())
+    if isinstance(value, list):
+        return all(_is_plain(entry) for entry in value)
+    return True
+
+
+_PLAIN = (int, float, str, bool, type(None))
+
+
+def _is_plain_annotation(kind: Any) -> bool:
+    """Whether an annotation admits plain data, perhaps besides objects."""
+    return kind in _PLAIN or any(_is_plain_annotation(argument) for argument in typing.get_args(kind))
+
+
+def _without_objects(kind: Any) -> Any:
+    """Drop the members of a union that only an object could satisfy."""
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
+        return kind
+    kept = tuple(argument for argument in typing.get_args(kind) if _is_plain_annotation(argument))
+    return typing.Union[kept]  # noqa: UP007

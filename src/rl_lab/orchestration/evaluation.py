@@ -1,0 +1,84 @@
+"""Evaluation: environments, act state and chance of its own, so that it never moves the training's streams."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rl_lab.core.workflow import Metrics
+from rl_lab.data.collector import ActFunction, RolloutCollector
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One test of the agent: where training stood, and every episode's return."""
+
+    env_steps: int
+    agent_steps: int
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+
+    @property
+    def return_mean(self) -> float:
+        """The mean return."""
+        return statistics.fmean(self.returns)
+
+    def metrics(self) -> Metrics:
+        """Return bare names and numbers for the log."""
+        return {
+            "return_mean": self.return_mean,
+            "return_std": statistics.pstdev(self.returns),
+            "length_mean": statistics.fmean(self.lengths),
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Return plain data for summary.json."""
+        return {
+            "env_steps": self.env_steps,
+            "agent_steps": self.agent_steps,
+            "return_mean": self.return_mean,
+            "returns": list(self.returns),
+        }
+
+
+class Evaluator:
+    """Plays the same episodes at every call: fixed environment seeds; chance of the policy by evaluation index."""
+
+    def __init__(
+        self, collector: RolloutCollector, act: ActFunction, episodes: int, *, counters: Callable[[], tuple[int, int]]
+    ) -> None:
+        self.collector, self.act, self.episodes = collector, act, episodes
+        self._counters = counters  # env_steps, agent_steps
+        self.history: list[Evaluation] = []
+
+    def __call__(self) -> Metrics:
+        """Evaluate, remember it, and return its metrics."""
+        seeds = self.collector.seeds
+        self.collector.generator.manual_seed(seeds.seed(f"{self.collector.stream}/index", len(self.history)))
+        returns, lengths = self.collector.collect_episodes(self.act, self.episodes)
+        env_steps, agent_steps = self._counters()
+        self.history.append(Evaluation(env_steps, agent_steps, tuple(returns), tuple(lengths)))
+        return self.history[-1].metrics()
+
+    @property
+    def last(self) -> Evaluation | None:
+        """The latest evaluation."""
+        return self.history[-1] if self.history else None
+
+    @property
+    def best(self) -> Evaluation | None:
+        """The first evaluation with the highest mean."""
+        return max(self.history, key=lambda evaluation: evaluation.return_mean, default=None)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the history."""
+        return {"history": [asdict(evaluation) for evaluation in self.history]}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the history."""
+        self.history = [
+            Evaluation(entry["env_steps"], entry["agent_steps"], tuple(entry["returns"]), tuple(entry["lengths"]))
+            for entry in state["history"]
+        ]

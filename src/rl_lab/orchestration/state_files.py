@@ -1,0 +1,77 @@
+"""State files: a nested state becomes safetensors and JSON, and back. Nothing in them can run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+_MARKS = ("$tensor", "$array", "$tuple", "$items")
+
+
+def encode(state: Any) -> tuple[bytes, bytes]:
+    """Return (safetensors, JSON) of nested dicts, lists, tuples, numbers, texts, tensors and arrays."""
+    tensors: dict[str, Tensor] = {}
+    plain = _encode(state, "", tensors)
+    return save_safetensors(tensors), json.dumps(plain, allow_nan=False).encode()
+
+
+def decode(tensors: bytes, plain: bytes) -> Any:
+    """Return the state that `encode` was given; tensors are on the CPU."""
+    return _decode(json.loads(plain), load_safetensors(tensors))
+
+
+def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        # A copy: shared and strided memory cannot be written, and training goes on while we write.
+        tensors[path] = value.detach().to("cpu", copy=True).contiguous()
+        return {"$tensor": path}
+    if isinstance(value, np.ndarray):
+        tensors[path] = torch.from_numpy(np.array(value, order="C", copy=True))
+        return {"$array": path}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) and key not in _MARKS for key in value):
+            return {key: _encode(entry, f"{path}/{key}", tensors) for key, entry in value.items()}
+        return {"$items": [[_encode_key(k), _encode(v, f"{path}/{k}", tensors)] for k, v in value.items()]}
+    if isinstance(value, tuple):
+        return {"$tuple": [_encode(entry, f"{path}/{i}", tensors) for i, entry in enumerate(value)]}
+    if isinstance(value, list):
+        return [_encode(entry, f"{path}/{i}", tensors) for i, entry in enumerate(value)]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        tensors[path] = torch.tensor(value, dtype=torch.float64)
+        return {"$tensor": path}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise TypeError(
+        f"state at '{path}' is a {type(value).__name__}, which cannot be saved: use tensors, arrays or plain data"
+    )
+
+
+def _encode_key(key: Any) -> Any:
+    if isinstance(key, (int, str)):
+        return key
+    raise TypeError(f"a state may have text and whole numbers as keys, not {key!r}")
+
+
+def _decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_decode(entry, tensors) for entry in value]
+    if not isinstance(value, dict):
+        return value
+    if "$tensor" in value:
+        return tensors[value["$tensor"]]
+    if "$array" in value:
+        return tensors[value["$array"]].numpy()
+    if "$tuple" in value:
+        return tuple(_decode(entry, tensors) for entry in value["$tuple"])
+    if "$items" in value:
+        return {key: _decode(entry, tensors) for key, entry in value["$items"]}
+    return {key: _decode(entry, tensors) for key, entry in value.items()}

@@ -1,0 +1,111 @@
+"""DQN: deep Q-learning (Mnih et al. 2015) with double targets (van Hasselt et al. 2016) and n-step returns.
+
+A duelling network (Wang et al. 2016) and prioritised replay (Schaul et al. 2016) are choices of parts.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_lab.components.returns import fold_n_step
+from rl_lab.core.batch import Batch, Tree, tree_map
+from rl_lab.core.optim import Optimizer
+from rl_lab.core.phase import Phase
+from rl_lab.core.schedules import Schedule, as_schedule
+from rl_lab.core.workflow import Act, Metrics, Update, Workflow
+
+
+@dataclass(eq=False)
+class DQNWorkflow(Workflow):
+    """Learns action values from windows [n, B] of replayed steps; n is the source's window."""
+
+    q_network: nn.Module  # observations [..., O] to action values [..., A]
+    optimizer: Optimizer  # trains the Q-network
+    epsilon: float | Schedule = 0.05  # probability of a random action while exploring
+    gamma: float = 0.99
+    double: bool = True  # the online network chooses the action that the target network values
+    target_rate: float = 1.0  # 1 copies the network (hard target), below 1 moves towards it (soft target)
+    target_every: int = 100  # updates between movements of the target
+
+    checkpointed = ("target_network", "update_count")
+
+    def __post_init__(self) -> None:
+        self.epsilon = as_schedule(self.epsilon)
+        self.target_network = copy.deepcopy(self.q_network).requires_grad_(False)
+        self._online = list(self.q_network.parameters())
+        self._target = list(self.target_network.parameters())
+        device = self._online[0].device
+        self.update_count = torch.zeros((), dtype=torch.int64, device=device)
+        self.epsilon.to(device)
+
+    @torch.no_grad()
+    def act(
+        self, observations: Tree, state: Tree = None, *, explore: bool = True, generator: torch.Generator | None = None
+    ) -> Act:
+        """Take the best action; while exploring, a random one with probability epsilon."""
+        q_values = self.q_network(observations)
+        greedy = q_values.argmax(-1)
+        if not explore:
+            return Act(greedy)
+        draws = torch.rand((2, len(greedy)), generator=generator, device=greedy.device)
+        uniform = (draws[0] * q_values.shape[-1]).long()
+        return Act(torch.where(draws[1] < self.epsilon.value, uniform, greedy))
+
+    def value(self, observations: Tree) -> Tensor:
+        """Return the value of the best action."""
+        return self.q_network(observations).amax(-1)
+
+    def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics | Update:
+        """Take one gradient step on the temporal-difference error, then move the target network."""
+        batch = _with_time(batch)
+        targets = self._targets(batch)
+        first = tree_map(lambda leaf: leaf[0], batch.observations)
+        q_values = self.q_network(first).gather(-1, batch.actions[0].unsqueeze(-1)).squeeze(-1)
+        losses = F.smooth_l1_loss(q_values, targets, reduction="none")
+        weights = batch.extras.get("weights")
+        metrics = self.optimizer.step({"td": losses.mean() if weights is None else (losses * weights).mean()})
+        self._move_target()
+        metrics["q_mean"] = q_values.detach().mean()
+        if weights is None:
+            return metrics
+        return Update(metrics, {"priority": (q_values.detach() - targets).abs()})
+
+    @torch.no_grad()
+    def _targets(self, batch: Batch) -> Tensor:
+        returns, discount, last = fold_n_step(batch.rewards, batch.dones, self.gamma)
+        successors = tree_map(lambda leaf: _pick(leaf, last), batch.next_observations)
+        next_values = self.target_network(successors)
+        if self.double:
+            best = self.q_network(successors).argmax(-1, keepdim=True)
+            next_value = next_values.gather(-1, best).squeeze(-1)
+        else:
+            next_value = next_values.amax(-1)
+        # A truncated step bootstraps, a terminated one does not.
+        return returns + discount * ~_pick(batch.terminated, last) * next_value
+
+    @torch.no_grad()
+    def _move_target(self) -> None:
+        self.update_count += 1
+        if self.target_every == 1:
+            torch._foreach_lerp_(self._target, self._online, self.target_rate)
+        else:
+            # Inside a captured graph no host decides, so the rate itself is zero between movements.
+            rate = self.target_rate * (self.update_count % self.target_every == 0).float()
+            torch._foreach_lerp_(self._target, self._online, [rate] * len(self._target))
+
+
+def _with_time(batch: Batch) -> Batch:
+    """Give flat transitions [B] a time dimension of one."""
+    return batch if batch.rewards.dim() == 2 else batch.map(lambda column: column.unsqueeze(0))
+
+
+def _pick(column: Tensor, index: Tensor) -> Tensor:
+    """Take column[index[b], b] for every b."""
+    if len(column) == 1:
+        return column[0]
+    return column[index, torch.arange(column.shape[1], device=column.device)]
