@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 .PHONY: demo test check learn bench clean
 
 demo: $(STAMP)
-	$(BIN)/python scripts/demo.py
+	$(BIN)/rl-lab demo
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning and not gpu" tests

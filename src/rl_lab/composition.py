@@ -22,7 +22,13 @@ from rl_lab.core.errors import UserError
 OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
 
 # Raising these extends a run or changes only what is written about it; everything else makes it another run.
-EXTENDING_KEYS = ("training.total_timesteps", "training.resume_path", "logging", "checkpoint")
+EXTENDING_KEYS = (
+    "training.total_timesteps",
+    "training.stop_at_return",
+    "training.resume_path",
+    "logging",
+    "checkpoint",
+)
 
 
 def compose(overrides: Sequence[str], folder: Path | None = None) -> DictConfig:
@@ -106,6 +112,17 @@ def load_saved(path: Path) -> DictConfig:
     if not isinstance(config, DictConfig):
         raise UserError("the configuration is not a mapping", key=str(path))
     return config
+
+
+def override(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """Return a configuration with `key=value` overrides of single values."""
+    changed = config.copy()
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise UserError("this is not an override", key="command line", value=text, remedy="write key=value")
+        OmegaConf.update(changed, key, OmegaConf.create(f"value: {value}").value)
+    return changed
 
 
 def config_hash(config: DictConfig) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from rl_lab.build import Experiment, build_experiment, fill_dims
-from rl_lab.composition import comparable, config_hash, load_experiment, load_saved, parse_config, to_yaml
+from rl_lab.composition import comparable, config_hash, load_experiment, load_saved, override, parse_config, to_yaml
 from rl_lab.core.errors import UserError
 from rl_lab.orchestration.checkpoint import CheckpointError, CheckpointManager
 from rl_lab.orchestration.dashboard import Dashboard
@@ -68,9 +68,11 @@ def run_training(
         experiment.close()
 
 
-def resume_run(folder: Path, *, quiet: bool = False, allow: Sequence[str] = ()) -> Outcome:
-    """Continue the run in a folder."""
-    composed = load_saved(_run_file(folder, "config.yaml"))
+def resume_run(
+    folder: Path, overrides: Sequence[str] = (), *, quiet: bool = False, allow: Sequence[str] = ()
+) -> Outcome:
+    """Continue the run in a folder; overrides may only extend it."""
+    composed = override(load_saved(_run_file(folder, "config.yaml")), overrides)
     return run_training(composed, run_dir=folder, quiet=quiet, allow=allow)
 
 

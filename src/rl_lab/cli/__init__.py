@@ -14,6 +14,7 @@ from typing import NoReturn
 from rl_lab.core.errors import UserError
 
 COMMANDS = {
+    "demo": "train, see a curve and an agent within a minute",
     "train": "train an experiment, or continue its unfinished run",
     "resume": "continue the run in a folder",
     "eval": "play episodes with a trained agent",

@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--gif", type=Path, metavar="FILE", help="write the first episode as an animation")
     parser.add_argument("--seed", type=natural, metavar="S", help="seed of the episodes; default: the run's own")
+    parser.add_argument(
+        "--checkpoint", choices=["best", "last"], default="best", help="weights of the best evaluation, or the last"
+    )
     parser.add_argument("--explore", action="store_true", help="act as in training, with noise")
     add_allow(parser)
 

@@ -47,7 +47,8 @@ def train(arguments: argparse.Namespace) -> int:
 
 def resume(arguments: argparse.Namespace) -> int:
     """Continue a run."""
-    return _report(resume_run(arguments.run, quiet=arguments.quiet, allow=arguments.allow), quiet=arguments.quiet)
+    outcome = resume_run(arguments.run, arguments.overrides, quiet=arguments.quiet, allow=arguments.allow)
+    return _report(outcome, quiet=arguments.quiet)
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -198,5 +199,3 @@ def _folded(actions: list[list[Any]]) -> list[str]:
         hidden = len(folded) - MAX_DRY_RUN_LINES + 1
         folded = [*folded[: MAX_DRY_RUN_LINES - 1], f"… and {hidden:,} more lines"]
     return folded
-
-

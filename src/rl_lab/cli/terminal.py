@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection, Sequence
 
 Point = tuple[float, float]
+_LARGEST = 1e300  # beyond it differences are not finite
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # braille: bits of the 4 x 2 dots in a character
 
 
@@ -27,17 +28,14 @@ def draw_curve(
     `unicode=None` asks standard output what it can show.
     """
     unicode = shows_unicode() if unicode is None else unicode
-    points = sorted(point for point in points if math.isfinite(point[0]) and math.isfinite(point[1]))
-    band = sorted(entry for entry in band if all(map(math.isfinite, entry)))
+    points = sorted(point for point in points if all(abs(value) < _LARGEST for value in point))
+    band = sorted(entry for entry in band if all(abs(value) < _LARGEST for value in entry))
     if not points:
         return f"{title}\n(nothing to draw yet)"
     heights = [y for _, y in points] + [y for _, *pair in band for y in pair] + ([] if target is None else [target])
     low, high = _widened(min(heights), max(heights))
-    for about in (max(2, height // 3), 2 * height, 8 * height):  # a scale needs two numbers
-        labels = {y: short(y) for y in ticks(low, high, about) if low <= y <= high}
-        if len(labels) >= 2:
-            break
-    margin = max(map(len, labels.values()), default=0)
+    labels = {y: short(y) for y in ticks_within(low, high, max(2, height // 3))}
+    margin = max(map(len, labels.values()))
     plot = _Plot(
         x_range=_widened(points[0][0], points[-1][0]),
         y_range=(low, high),
@@ -119,9 +117,7 @@ class _Plot:
         axis = [horizontal] * self.width
         numbers = [" "] * (offset + self.width)
         free_from = 0
-        for x in ticks(*self.x_range, max(2, self.width // 14)):
-            if not self.x_range[0] <= x <= self.x_range[1]:
-                continue
+        for x in ticks_within(*self.x_range, max(2, self.width // 14)):
             column = self.dot(x, self.y_range[0])[0] // self.per_column
             label = short(x)
             start = min(max(offset + column - len(label) // 2, 0), len(numbers) - len(label))
@@ -140,6 +136,15 @@ def ticks(low: float, high: float, about: int) -> list[float]:
     step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]
+
+
+def ticks_within(low: float, high: float, about: int) -> list[float]:
+    """Return about so many round numbers inside a range, at least two: a scale needs them."""
+    for num_ticks in (about, 4 * about, 16 * about):
+        found = [tick for tick in ticks(low, high, num_ticks) if low <= tick <= high]
+        if len(found) >= 2:
+            return found
+    return [low, high]
 
 
 def short(value: float) -> str:

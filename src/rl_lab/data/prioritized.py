@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,50 +18,49 @@ from rl_lab.data.sources import ReplaySource
 from rl_lab.data.storage import Rows, last_of_equal
 
 _FANOUT = 32  # children of a node: few levels, each one vectorised step over a batch
+_MAX_TOP = 4096  # this many sums are searched at once
 
 
 class SumTree:
     """Masses of leaves and the sums above them. A node is always the sum of its children: nothing drifts."""
 
     def __init__(self, size: int) -> None:
-        self.levels: list[NDArray[np.float64]] = []  # [num_nodes, _FANOUT], leaves first, the root's children last
-        while size > 1 or not self.levels:
+        self.levels: list[NDArray[np.float64]] = []  # [num_nodes, _FANOUT], leaves first
+        while size > _MAX_TOP or not self.levels:
             size = -(-size // _FANOUT)
             self.levels.append(np.zeros((size, _FANOUT)))
+        self.top = np.zeros(size)  # the sums of the last level's nodes
+        self.leaves = self.levels[0].reshape(-1)
 
-    @property
-    def total(self) -> float:
-        """The sum of all masses."""
-        return float(self.levels[-1].sum())
+    def set(self, leaves: NDArray[np.int64], masses: NDArray[np.float64]) -> None:
+        """Give leaves new masses; where one is repeated, its masses must be equal."""
+        self.leaves[leaves] = masses
+        everything = len(leaves) * _FANOUT > self.leaves.size  # then siblings would be summed again and again
+        for level, above in zip(self.levels, [*self.levels[1:], self.top], strict=True):
+            if everything:
+                above.reshape(-1)[: len(level)] = level.sum(axis=1)
+            else:
+                leaves = leaves // _FANOUT
+                above.reshape(-1)[leaves] = level[leaves].sum(axis=1)
 
-    def get(self, leaves: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return masses."""
-        return self.levels[0].reshape(-1)[leaves]
-
-    def set(self, leaves: NDArray[np.int64], masses: NDArray[np.float64] | float) -> None:
-        """Give distinct leaves new masses."""
-        self.levels[0].reshape(-1)[leaves] = masses
-        if len(leaves) * _FANOUT > self.levels[0].size:  # siblings below would be summed more than once
-            for below, above in pairwise(self.levels):
-                above.reshape(-1)[: len(below)] = below.sum(axis=1)
-            return
-        nodes = leaves
-        for below, above in pairwise(self.levels):
-            nodes = nodes // _FANOUT
-            above.reshape(-1)[nodes] = below[nodes].sum(axis=1)
-
-    def find(self, targets: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Return the leaves at which the running sum of masses passes the targets, each from 0 up to the total."""
-        nodes = np.zeros(len(targets), np.int64)
+    def find(self, fractions: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Return the leaves at which the running sum of masses passes these fractions [n] of the total."""
+        sums = self.top.cumsum()
+        targets = _below(fractions * sums[-1], sums[-1])
+        nodes = np.searchsorted(sums, targets, side="right")
+        targets = targets - np.where(nodes > 0, sums[nodes - 1], 0.0)
         for level in reversed(self.levels):
             sums = level[nodes].cumsum(axis=1)
-            # Rounding may carry a target past the node's sum; a leaf without mass must not be found for that.
-            targets = np.minimum(targets, np.nextafter(sums[:, -1], 0.0))
-            child = (sums <= targets[:, None]).sum(axis=1)
-            before = np.where(child > 0, sums[np.arange(len(child)), child - 1], 0.0)
-            targets = targets - before
-            nodes = nodes * _FANOUT + child
+            targets = _below(targets, sums[:, -1])
+            children = (sums <= targets[:, None]).sum(axis=1)
+            targets = targets - np.where(children > 0, sums[np.arange(len(children)), children - 1], 0.0)
+            nodes = nodes * _FANOUT + children
         return nodes
+
+
+def _below(targets: NDArray[np.float64], total: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bring targets that rounding carried past a node's sum back, or a child without mass would be found."""
+    return np.minimum(targets, np.nextafter(total, 0.0))
 
 
 class PrioritizedReplaySource(ReplaySource):
@@ -119,7 +117,7 @@ class PrioritizedReplaySource(ReplaySource):
     def gather(self, rows: Rows) -> Batch:
         """Read the rows of one batch and weigh them."""
         batch = super().gather(rows)
-        masses = self.tree.get(self._starts(rows))
+        masses = self.tree.leaves[self._starts(rows)]
         least = masses.min()
         if not least > 0:
             raise ValueError("rows were overwritten after they were drawn: gather before adding more")
@@ -153,7 +151,7 @@ class PrioritizedReplaySource(ReplaySource):
     def get_state(self) -> dict[str, Any]:
         """Return ring, masses, greatest priority and beta."""
         self._sync()
-        masses = self.tree.levels[0].reshape(-1)[: self.ring.size]
+        masses = self.tree.leaves[: self.ring.size]
         return super().get_state() | {"masses": masses.copy(), "max_priority": self.max_priority, "beta": self.beta}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -176,7 +174,7 @@ class PrioritizedReplaySource(ReplaySource):
         if not self.windows.count:
             raise ValueError("no window is stored: draw only while the source is ready")
         parts = (np.arange(batch_size) + self.generator.random((k, batch_size))) / batch_size
-        return self.tree.find((parts * self.tree.total).reshape(-1)).reshape(k, batch_size)
+        return self.tree.find(parts.reshape(-1)).reshape(k, batch_size)
 
     def _starts(self, rows: Rows) -> NDArray[np.int64]:
         starts = rows.numpy(force=True) if isinstance(rows, Tensor) else rows

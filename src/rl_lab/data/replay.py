@@ -21,9 +21,10 @@ from numpy.typing import NDArray
 from rl_lab.core.batch import Batch, Tree, tree_map, tree_zip
 from rl_lab.data.storage import DeviceStorage, HostStorage, Rows, Storage
 
-_DECISION = ("actions", "rewards", "terminated", "truncated")
-_GIVEN = ("observations", *_DECISION)
-_FIXED = (*_GIVEN, "is_first", "is_last")
+_GIVEN = ("observations", "actions", "rewards")
+_ENDS = ("terminated", "truncated")
+_DECISION = ("actions", "rewards", *_ENDS)
+_FIXED = ("observations", *_DECISION, "is_first", "is_last")
 _CPU = torch.device("cpu")
 _LATEST = itemgetter(-1)
 
@@ -41,8 +42,8 @@ class Ring:
         self.size = self.num_rows * num_envs
         self.storage: Storage = HostStorage() if device is None else DeviceStorage(device)
         self.columns: dict[str, Tree] = {}
-        self.extras: tuple[str, ...] = ()  # columns that arrive with every trajectory
-        self.rewritten: tuple[str, ...] = ()  # columns that updates have written
+        self.extras: dict[str, Tree] = {}  # columns of the algorithm that arrive with every trajectory
+        self.written: dict[str, Tree] = {}  # columns that updates made
         self.heads = np.zeros(num_envs, np.int64)  # the position of the next decision
         self.ages = np.zeros(num_envs, np.int64)  # decisions so far in the running episode; 0: the next one is first
         self.opened = np.zeros(num_envs, np.bool_)  # the row at the head holds the observation of the next decision
@@ -51,7 +52,6 @@ class Ring:
         self.added = 0  # decisions since the start
         self.version = 0  # changes with the contents
         self.restored = 0  # times that the contents were replaced as a whole
-        self._extras: set[str] = set()
         self._envs = np.arange(num_envs)
         self._all_open = np.ones(num_envs, np.bool_)
         self._head_rows = self.rows(self.heads)
@@ -98,7 +98,7 @@ class Ring:
             rows, flat_steps = rows[keep], flat_steps[keep]
         self.steps[rows] = flat_steps
         self.last[rows] = False
-        self._put_decisions(rows, trajectory, keep)
+        self._put_decisions(rows, trajectory, any_ended, keep)
         known = trajectory.next_observations is not None
         successors = trajectory.next_observations if known else trajectory.observations
         if any_ended:
@@ -127,7 +127,7 @@ class Ring:
         self.storage.fill(self.columns["truncated"], self.storage.index(decisions), True)
         seen = np.where(self.opened[env], finals, decisions)
         self.steps[finals] = self.ages[env]
-        self._close(finals, self._take("observations", self.storage.index(seen), _CPU))
+        self._close(finals, self._take(self.columns["observations"], self.storage.index(seen), _CPU))
         self.heads = self.heads + mask
         self.ages = np.where(mask, 0, self.ages)
         self.opened = self.opened & ~mask
@@ -141,19 +141,20 @@ class Ring:
         Running windows carry `is_first` and `is_last` instead of successors; padded ones repeat rows.
         """
         index = self.storage.index(rows)
-        extras = {name: self._take(name, index, device) for name in self.columns if name not in _FIXED}
-        successors = None
+        seen, successors = self.columns["observations"], None
+        extras = {name: self._take(column, index, device) for name, column in self.extras.items()}
+        extras |= {name: self._take(column, index, device) for name, column in self.written.items()}
         if running:
-            observations = self._take("observations", index, device)
-            extras |= {name: self._take(name, index, device) for name in ("is_first", "is_last")}
+            observations = self._take(seen, index, device)
+            extras |= {name: self._take(self.columns[name], index, device) for name in ("is_first", "is_last")}
         elif index.ndim == 1 or padded:
-            observations = self._take("observations", index, device)
-            successors = self._take("observations", self.successors(index), device)
+            observations = self._take(seen, index, device)
+            successors = self._take(seen, self.successors(index), device)
         else:  # neighbours share a row: read it once
             join = np.concatenate if isinstance(index, np.ndarray) else torch.cat
-            seen = self._take("observations", join([index, self.successors(index[-1:])]), device)
-            observations = tree_map(lambda leaf: leaf[:-1], seen)
-            successors = tree_map(lambda leaf: leaf[1:], seen)
+            all_seen = self._take(seen, join([index, self.successors(index[-1:])]), device)
+            observations = tree_map(lambda leaf: leaf[:-1], all_seen)
+            successors = tree_map(lambda leaf: leaf[1:], all_seen)
         return Batch._unchecked(
             observations=observations,
             **{name: self.storage.take(self.columns[name], index, device) for name in _DECISION},
@@ -171,16 +172,13 @@ class Ring:
         """
         index = self.storage.index(rows)
         for name, values in columns.items():
-            if name in _FIXED:
+            if name in self.columns or name in _FIXED:
                 raise ValueError(f"column '{name}' is history: an update may only write columns of its own")
-            if name not in self.columns:
-                self.columns[name] = self._zeros(values, index.ndim)
-            if name not in self.rewritten:
-                self.rewritten = (*self.rewritten, name)
-            try:
-                tree_zip(lambda column, leaf: self.storage.overwrite(column, index, leaf), self.columns[name], values)
-            except ValueError as error:
-                raise ValueError(f"column '{name}': {error}") from error
+            if name not in self.extras and name not in self.written:
+                self.written[name] = self._zeros(values, index.ndim)
+            column = self.extras[name] if name in self.extras else self.written[name]
+            overwrite = partial(self.storage.overwrite, name, rows=index)
+            tree_zip(lambda leaf, value: overwrite(leaf, values=value), column, values)  # noqa: B023
 
     def get_state(self) -> dict[str, Any]:
         """Return a copy of everything, as [rows, num_envs, ...] arrays of the rows that were written."""
@@ -194,9 +192,10 @@ class Ring:
             "opened": self.opened.copy(),
             "steps": self._exported(self.steps, filled, HostStorage()),
             "last": self._exported(self.last, filled, HostStorage()),
-            "extras": list(self.extras),
-            "rewritten": list(self.rewritten),
-            "columns": tree_map(lambda leaf: self._exported(leaf, filled, self.storage), self.columns),
+            **{
+                kind: tree_map(lambda leaf: self._exported(leaf, filled, self.storage), columns)
+                for kind, columns in self._kinds()
+            },
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -206,21 +205,21 @@ class Ring:
                 f"the saved ring has {state['shape'][0]} rows of {state['shape'][1]} environments, "
                 f"this one {self.num_rows} of {self.num_envs}"
             )
-        self.extras, self.rewritten = tuple(state["extras"]), tuple(state["rewritten"])
-        self._extras = set(self.extras)
         self.added = int(state["added"])
         self.heads, self.ages, self.opened = (np.array(state[name]) for name in ("heads", "ages", "opened"))
         self._head_rows = self.rows(self.heads)
         self.steps[:], self.last[:] = 0, False
         rows = np.arange(self.num_filled * self.num_envs)
         self.steps[rows], self.last[rows] = (np.asarray(state[name]).reshape(-1) for name in ("steps", "last"))
-        self.columns = {name: column for name, column in self.columns.items() if name in state["columns"]}
         index = self.storage.index(rows)
-        for name, saved in state["columns"].items():
-            values = tree_map(torch.as_tensor, saved)
-            if name not in self.columns:
-                self.columns[name] = self._zeros(values, 2)
-            self._put(name, index, values)
+        for kind, columns in self._kinds():
+            for name in columns.keys() - state[kind].keys():
+                del columns[name]
+            for name, saved in state[kind].items():
+                values = tree_map(torch.as_tensor, saved)
+                if name not in columns:
+                    columns[name] = self._zeros(values, 2)
+                self._put(name, columns[name], index, values)
         self.version += 1
         self.restored += 1
 
@@ -231,16 +230,18 @@ class Ring:
                 f"of {self.num_envs} environments"
             )
         given = trajectory.extras.keys()
-        if given != self._extras and given - {"has_next"} != self._extras:
+        if given != self.extras.keys() and given - {"has_next"} != self.extras.keys():
             raise ValueError(f"a trajectory has the extra columns {sorted(given)}, those before {sorted(self.extras)}")
 
     def _allocate(self, trajectory: Batch) -> None:
-        self.extras = tuple(name for name in trajectory.extras if name != "has_next")
-        self._extras = set(self.extras)
-        for name in (*_GIVEN, *self.extras):
-            self.columns[name] = self._zeros(trajectory[name], 2)
+        for name in (*_GIVEN, *_ENDS):
+            self.columns[name] = self._zeros(getattr(trajectory, name), 2)
         for name in ("is_first", "is_last"):
             self.columns[name] = self._zeros(trajectory.terminated, 2)
+        self.extras = {name: self._zeros(column, 2) for name, column in trajectory.extras.items() if name != "has_next"}
+
+    def _kinds(self) -> tuple[tuple[str, dict[str, Tree]], ...]:
+        return ("columns", self.columns), ("extras", self.extras), ("written", self.written)
 
     def _zeros(self, values: Tree, num_leading: int) -> Tree:
         return tree_map(lambda leaf: self.storage.allocate(self.size, leaf, num_leading), values)
@@ -261,56 +262,56 @@ class Ring:
         start[1:] = np.where(ended[:-1], time[1:], start[0])
         return self.heads + time + before, time - np.maximum.accumulate(start, axis=0)
 
-    def _put(self, name: str, rows: Rows, values: Tree, keep: NDArray[np.bool_] | None = None) -> None:
-        column = self.columns[name]
-        try:
-            if isinstance(column, dict):
-                tree_zip(lambda leaf, value: self.storage.put(leaf, rows, value, keep), column, values)
-            else:
-                self.storage.put(column, rows, values, keep)
-        except ValueError as error:
-            raise ValueError(f"column '{name}': {error}") from error
+    def _put(self, name: str, column: Tree, rows: Rows, values: Tree, keep: NDArray[np.bool_] | None = None) -> None:
+        if isinstance(column, dict):
+            tree_zip(lambda leaf, value: self.storage.put(name, leaf, rows, value, keep), column, values)
+        else:
+            self.storage.put(name, column, rows, values, keep)
 
-    def _take(self, name: str, index: Rows, device: torch.device) -> Tree:
-        column = self.columns[name]
+    def _take(self, column: Tree, index: Rows, device: torch.device) -> Tree:
         if isinstance(column, dict):
             return tree_map(lambda leaf: self.storage.take(leaf, index, device), column)
         return self.storage.take(column, index, device)
 
-    def _put_decisions(self, rows: NDArray[np.int64], trajectory: Batch, keep: NDArray[np.bool_] | None) -> None:
+    def _put_decisions(
+        self, rows: NDArray[np.int64], trajectory: Batch, any_ended: bool, keep: NDArray[np.bool_] | None
+    ) -> None:
         index, storage = self.storage.index(rows), self.storage
-        for name in _GIVEN:
-            self._put(name, index, getattr(trajectory, name), keep)
-        for name in self.extras:
-            self._put(name, index, trajectory.extras[name], keep)
+        for name in (*_GIVEN, *_ENDS) if any_ended else _GIVEN:
+            self._put(name, self.columns[name], index, getattr(trajectory, name), keep)
+        for name in () if any_ended else _ENDS:  # half the time of a short add would go into writing nothing
+            storage.fill(self.columns[name], index, False)
+        for name, column in self.extras.items():
+            self._put(name, column, index, trajectory.extras[name], keep)
         storage.fill(self.columns["is_last"], index, False)
         storage.fill(self.columns["is_first"], index, False)
         steps = self.steps[rows]
         if np.count_nonzero(steps) < len(rows):
             storage.fill(self.columns["is_first"], storage.index(rows[steps == 0]), True)
-        for name in self.rewritten:
-            if name not in self._extras:  # what an update wrote belonged to the row that was here before
-                tree_map(lambda leaf: storage.fill(leaf, index, 0), self.columns[name])
+        if self.written:  # what updates wrote belonged to the rows that were here before
+            tree_map(lambda leaf: storage.fill(leaf, index, 0), self.written)
 
     def _close(self, rows: NDArray[np.int64], observations: Tree) -> None:
         """Make these the last rows of their episodes."""
         index = self.storage.index(rows)
         self.last[rows] = True
-        for name, column in self.columns.items():
-            if name != "observations":
-                tree_map(partial(self.storage.fill, rows=index, value=name == "is_last"), column)
-        self._put("observations", index, observations)
+        empty = [self.columns[name] for name in (*_DECISION, "is_first")]
+        for column in (*empty, *self.extras.values(), *self.written.values()):
+            tree_map(lambda leaf: self.storage.fill(leaf, index, 0), column)
+        self.storage.fill(self.columns["is_last"], index, True)
+        self._put("observations", self.columns["observations"], index, observations)
 
     def _open(self, successors: Tree) -> None:
         """Show the latest observations, where they are known, in the rows at the heads."""
         rows = self._head_rows = self.rows(self.heads)
         self.steps[rows] = self.ages
         self.last[rows] = False
-        if np.count_nonzero(self.opened) < self.num_envs:
-            env = np.flatnonzero(self.opened)
-            self._put("observations", self.storage.index(rows[env]), tree_map(lambda leaf: leaf[-1, env], successors))
+        if np.count_nonzero(self.opened) == self.num_envs:
+            latest = tree_map(_LATEST, successors)
         else:
-            self._put("observations", self.storage.index(rows), tree_map(_LATEST, successors))
+            env = np.flatnonzero(self.opened)
+            rows, latest = rows[env], tree_map(lambda leaf: leaf[-1, env], successors)
+        self._put("observations", self.columns["observations"], self.storage.index(rows), latest)
 
     def _exported(self, column: Any, filled: int, storage: Storage) -> Any:
         return storage.export(column, filled * self.num_envs).reshape(filled, self.num_envs, *column.shape[1:])

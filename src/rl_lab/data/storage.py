@@ -24,7 +24,7 @@ class Storage(Protocol):
         """Return zeros for rows like those of `values`, whose first `num_leading` dimensions are not of a row."""
         ...
 
-    def put(self, column: Column, rows: Rows, values: Tensor, keep: NDArray[np.bool_] | None = None) -> None:
+    def put(self, name: str, column: Column, rows: Rows, values: Tensor, keep: NDArray[np.bool_] | None = None) -> None:
         """Write distinct rows; `keep` says which of the values, in order, are wanted."""
         ...
 
@@ -36,7 +36,7 @@ class Storage(Protocol):
         """Read rows of any shape: [*rows.shape, ...] on a device."""
         ...
 
-    def overwrite(self, column: Column, rows: Rows, values: Tensor) -> None:
+    def overwrite(self, name: str, column: Column, rows: Rows, values: Tensor) -> None:
         """Write rows that may repeat: of equal ones the last wins."""
         ...
 
@@ -58,10 +58,15 @@ class HostStorage:
         return np.zeros((num_rows, *array.shape[num_leading:]), array.dtype)
 
     def put(
-        self, column: NDArray[Any], rows: NDArray[np.int64], values: Tensor, keep: NDArray[np.bool_] | None = None
+        self,
+        name: str,
+        column: NDArray[Any],
+        rows: NDArray[np.int64],
+        values: Tensor,
+        keep: NDArray[np.bool_] | None = None,
     ) -> None:
         """Write distinct rows."""
-        array = _checked(values.numpy(force=True), column)
+        array = _checked(name, values.numpy(force=True), column)
         column[rows] = array if keep is None else array[keep]
 
     def fill(self, column: NDArray[Any], rows: NDArray[np.int64], value: float) -> None:
@@ -73,9 +78,9 @@ class HostStorage:
         values = torch.from_numpy(column.take(rows, axis=0))
         return values if device.type == "cpu" else values.to(device)
 
-    def overwrite(self, column: NDArray[Any], rows: NDArray[np.int64], values: Tensor) -> None:
+    def overwrite(self, name: str, column: NDArray[Any], rows: NDArray[np.int64], values: Tensor) -> None:
         """Write rows that may repeat."""
-        array = _checked(values.numpy(force=True), column)
+        array = _checked(name, values.numpy(force=True), column)
         column[rows.reshape(-1)] = array[last_of_equal(rows.reshape(-1))]
 
     def export(self, column: NDArray[Any], num_rows: int) -> NDArray[Any]:
@@ -97,9 +102,11 @@ class DeviceStorage:
         """Return zeros of the same type."""
         return torch.zeros((num_rows, *values.shape[num_leading:]), dtype=values.dtype, device=self.device)
 
-    def put(self, column: Tensor, rows: Tensor, values: Tensor, keep: NDArray[np.bool_] | None = None) -> None:
+    def put(
+        self, name: str, column: Tensor, rows: Tensor, values: Tensor, keep: NDArray[np.bool_] | None = None
+    ) -> None:
         """Write distinct rows."""
-        values = _checked(values.detach(), column)
+        values = _checked(name, values.detach(), column)
         if keep is not None:
             values = values[torch.as_tensor(keep, device=values.device)]
         column.index_copy_(0, rows, values.to(self.device))
@@ -112,12 +119,12 @@ class DeviceStorage:
         """Read rows of any shape."""
         return column.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *column.shape[1:]).to(device)
 
-    def overwrite(self, column: Tensor, rows: Tensor, values: Tensor) -> None:
+    def overwrite(self, name: str, column: Tensor, rows: Tensor, values: Tensor) -> None:
         """Write rows that may repeat; equal rows write equal values, so that their order cannot matter."""
         flat = rows.reshape(-1)
         order = torch.argsort(flat, stable=True)
         last = order[torch.searchsorted(flat[order], flat, right=True) - 1]
-        column.index_copy_(0, flat, _checked(values.detach().to(self.device), column)[last])
+        column.index_copy_(0, flat, _checked(name, values.detach().to(self.device), column)[last])
 
     def export(self, column: Tensor, num_rows: int) -> Tensor:
         """Return a copy of the first rows in host memory."""
@@ -130,12 +137,12 @@ def last_of_equal(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return order[np.searchsorted(rows[order], rows, side="right") - 1]
 
 
-def _checked(values: Any, column: Any) -> Any:
+def _checked(name: str, values: Any, column: Any) -> Any:
     """Return values as [-1, *row shape]; refuse what a write would silently cast or broadcast."""
     row_shape = column.shape[1:]
     if values.dtype != column.dtype or values.shape[values.ndim - len(row_shape) :] != row_shape:
         raise ValueError(
-            f"a column of {column.dtype} rows {tuple(row_shape)} cannot take values "
+            f"column '{name}' of {column.dtype} rows {tuple(row_shape)} cannot take values "
             f"of {values.dtype} with shape {tuple(values.shape)}"
         )
     return values.reshape(-1, *row_shape)

@@ -110,7 +110,7 @@ def point_mass(x: float, y: float, x_dot: float, y_dot: float) -> np.ndarray:
     return canvas.frame()
 
 
-def grid(agent: Point, goal: Point, walls: np.ndarray) -> np.ndarray:
+def grid(agent: Sequence[int], goal: Sequence[int], walls: np.ndarray) -> np.ndarray:
     """Draw a grid's cells, walls bool [size, size], agent and goal, both (row, column): a square of HEIGHT pixels."""
     size = len(walls)
     canvas = Canvas(HEIGHT, HEIGHT, unit=HEIGHT / size, center=(0, 0))

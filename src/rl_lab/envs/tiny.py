@@ -20,7 +20,9 @@ _FLOOR, _WALL = np.array([20, 22, 30], np.uint8), np.array([110, 116, 128], np.u
 _GOAL, _AGENT = np.array([60, 200, 90], np.uint8), np.array([230, 80, 60], np.uint8)
 
 
-def _cart_pole_accelerations(force: np.ndarray, cos: np.ndarray, sin: np.ndarray, theta_dot: np.ndarray) -> tuple:
+def _cart_pole_accelerations(
+    force: np.ndarray, cos: np.ndarray, sin: np.ndarray, theta_dot: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return the accelerations of cart and pole; the operations and their order are those of Gymnasium's cart-pole."""
     push = (force + _POLE_MOMENT * np.square(theta_dot) * sin) / _TOTAL_MASS
     theta_acceleration = (_GRAVITY * sin - cos * push) / (
@@ -208,8 +210,13 @@ class CartPoleSwingUp(World):
         return rewards.astype(np.float32), np.zeros(self.num_envs, dtype=bool)
 
     def _observe(self) -> np.ndarray:
-        x, x_dot, theta, theta_dot = self._variables
-        return np.stack([x, x_dot, np.cos(theta), np.sin(theta), theta_dot], axis=1).astype(np.float32)
+        theta = self._positions[1]
+        observations = np.empty((self.num_envs, 5), dtype=np.float32)
+        observations[:, :2] = self._state[:2].T
+        observations[:, 2] = np.cos(theta)
+        observations[:, 3] = np.sin(theta)
+        observations[:, 4] = self._velocities[1]
+        return observations
 
     def render_frames(self) -> np.ndarray:
         """Draw every row: uint8 [num_envs, 200, 300, 3]."""

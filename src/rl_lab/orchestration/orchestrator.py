@@ -213,8 +213,8 @@ class Orchestrator:
         self._logged_steps, self._logged_updates = run["logged_steps"], run["logged_updates"]
         self._evaluated_steps = run["evaluated_steps"]
         self._wall_before = run["wall_seconds"]
+        self._phase = self.scheduler.current_phase().name  # also passes the end of a cycle that was just finished
         self._cycles = self.scheduler.cycles
-        self._phase = self.scheduler.current_phase().name
         self._saved_steps = self._steps_before = self.counters.agent_steps
         path = self.folder / "metrics.jsonl"
         if path.exists():
