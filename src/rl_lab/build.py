@@ -156,57 +156,6 @@ def choose_device(name: str) -> str:
     return name
 
 
-def fill_dims(composed: DictConfig, allow: Sequence[str] = ()) -> DictConfig:
-    """Return the configuration with `_dims.observation` and `_dims.action` taken from the environment."""
-    node = OmegaConf.select(composed, "environment")
-    if not isinstance(node, DictConfig) or OmegaConf.is_missing(node, "id"):
-        resolve(composed)  # says what is missing
-        raise UserError(
-            "no environment is chosen", key="environment.id", remedy="set environment=NAME or environment.id=ID"
-        )
-    section: EnvironmentSection = parse(EnvironmentSection, resolve(node), "environment")
-    environment = build_environments(section, 1, allow)
-    try:
-        observation, action = describe_spaces(environment)
-    finally:
-        environment.close()
-    filled = composed.copy()
-    dims = OmegaConf.select(filled, "_dims")
-    if not isinstance(dims, DictConfig):
-        raise UserError("a mapping is expected here", key="_dims", value=dims)
-    for name, actual in (("observation", observation), ("action", action)):
-        stated = (
-            None if name not in dims or OmegaConf.is_missing(dims, name) else OmegaConf.select(filled, f"_dims.{name}")
-        )
-        plain = OmegaConf.to_container(stated) if OmegaConf.is_config(stated) else stated
-        if plain is not None and plain != actual:
-            raise UserError(
-                f"the environment '{section.id}' has {name} {actual}, not {plain}",
-                key=f"_dims.{name}",
-                value=plain,
-                remedy=f"remove it (it is filled in), or write {actual}",
-            )
-        dims[name] = actual
-    return filled
-
-
-def build_environments(
-    section: EnvironmentSection, num_envs: int, allow: Sequence[str], *, render: bool = False
-) -> Any:
-    """Make vector environments."""
-    return make_env(
-        section.id,
-        num_envs,
-        action_repeat=section.action_repeat,
-        resize=section.resize,
-        frame_stack=section.frame_stack,
-        max_episode_steps=section.max_episode_steps,
-        kwargs=section.kwargs,
-        render=render,
-        allow=allow,
-    )
-
-
 def build_parts(
     nodes: Mapping[str, Any], section: str, seeds: SeedTree, device: str, allow: Sequence[str]
 ) -> dict[str, Any]:
@@ -218,103 +167,6 @@ def build_parts(
             part = instantiate(node, f"{section}.{name}", allow=allow)
         parts[name] = part.to(device) if isinstance(part, nn.Module) else part
     return parts
-
-
-def build_optimizers(
-    config: RunConfig, components: Mapping[str, Any], controllers: Mapping[str, Any], allow: Sequence[str]
-) -> dict[str, Optimizer]:
-    """Build optimisers; every trainable parameter belongs to exactly one of them."""
-    both = components.keys() & controllers.keys()
-    if both:
-        raise UserError("a component and a controller share a name", key="components", value=sorted(both)[0])
-    parts = {**components, **controllers}
-    nodes = dict(config.optimizers)
-    declares = declared_fields(_workflow_class(config, allow))
-    if not nodes and not declares and any(list(_trainable(part)) for part in components.values()):
-        # A workflow that reads the context, without a word about optimisers: Adam for all components.
-        rate = {"lr": config.algorithm["learning_rate"]} if "learning_rate" in config.algorithm else {}
-        nodes = {"world_model": {"_target_": "torch.optim.Adam", "_partial_": True, **rate}}
-    built: dict[str, Optimizer] = {}
-    owner: dict[int, str] = {}
-    for name, node in nodes.items():
-        key = f"optimizers.{name}"
-        trains = _trains(name, node, key, components, controllers)
-        for part in trains:
-            for parameter in _trainable(parts[part]):
-                if id(parameter) in owner:
-                    raise UserError(
-                        f"'{part}' is trained by two optimisers, '{owner[id(parameter)]}' and '{name}'",
-                        key=f"{key}.trains",
-                        value=list(trains),
-                        remedy="list each component in one optimiser only",
-                    )
-                owner[id(parameter)] = name
-        built[name] = _build_optimizer(node, key, [p for part in trains for p in _trainable(parts[part])], allow)
-    for name, part in parts.items():
-        if any(id(parameter) not in owner for parameter in _trainable(part)):
-            raise UserError(
-                f"the parameters of '{name}' belong to no optimiser and would never learn",
-                key="optimizers",
-                value=name,
-                valid=nodes,
-                remedy=f"add '{name}' to the list `trains` of one of them",
-            )
-    return built
-
-
-@dataclass(frozen=True)
-class _OptimizerSection:
-    trains: list[str]
-    optimizer: dict[str, Any]
-    max_grad_norm: float | None = None
-    learning_rate: dict[str, Any] | float | None = None
-
-
-def _trains(
-    name: str, node: Any, key: str, components: Mapping[str, Any], controllers: Mapping[str, Any]
-) -> Sequence[str]:
-    if isinstance(node, Mapping) and "_target_" in node:  # the bare form: named by what it trains
-        if name == "world_model":
-            return list(components)
-        if name not in controllers:
-            raise UserError("no controller has this name", key=key, value=name, valid=["world_model", *controllers])
-        return [name]
-    section: _OptimizerSection = parse(_OptimizerSection, node, key)
-    for part in section.trains:
-        if part not in components and part not in controllers:
-            raise UserError(
-                "no component or controller has this name",
-                key=f"{key}.trains",
-                value=part,
-                valid=[*components, *controllers],
-            )
-    return section.trains
-
-
-def _build_optimizer(node: Any, key: str, parameters: list[nn.Parameter], allow: Sequence[str]) -> Optimizer:
-    if not parameters:
-        raise UserError("this optimiser has nothing to train", key=key, value=node)
-    bare = "_target_" in node
-    section = _OptimizerSection([], dict(node)) if bare else parse(_OptimizerSection, node, key)
-    place = key if bare else f"{key}.optimizer"
-    schedule = section.learning_rate
-    if isinstance(schedule, dict):
-        schedule = instantiate(schedule, f"{key}.learning_rate", allow=allow, kind=Schedule)
-    elif schedule is not None:
-        schedule = Schedule(schedule)
-    make = instantiate({**section.optimizer, "_partial_": True}, place, allow=allow)
-    if not (inspect.isclass(make.func) and issubclass(make.func, torch.optim.Optimizer)):
-        raise UserError("an optimiser is expected here", key=f"{place}._target_", value=section.optimizer["_target_"])
-    if section.max_grad_norm is not None and section.max_grad_norm <= 0:
-        raise UserError("a number above 0 is expected here", key=f"{key}.max_grad_norm", value=section.max_grad_norm)
-    try:
-        return Optimizer(parameters, make, max_grad_norm=section.max_grad_norm, learning_rate=schedule)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"the optimiser cannot be built: {error}", key=place, value=section.optimizer) from None
-
-
-def _trainable(part: Any) -> list[nn.Parameter]:
-    return [p for p in part.parameters() if p.requires_grad] if isinstance(part, nn.Module) else []
 
 
 def build_sources(config: RunConfig, seeds: SeedTree, device: str, allow: Sequence[str]) -> dict[str, Source]:
@@ -398,54 +250,6 @@ def build_workflow(
     return instantiate(config.workflow, "workflow", given=given, allow=allow, kind=Workflow)
 
 
-def check_phase(phase: Phase, index: int, sources: Mapping[str, Any]) -> Phase:
-    """Return the phase with its buffer; a name that no source has is refused."""
-    key = f"training.phases[{index}]"
-    needs = any(hook.name == "collect" or hook.is_update for hook in phase.hooks)
-    if phase.buffer is None and needs and len(sources) == 1:
-        phase = Phase(
-            **{name: getattr(phase, name) for name in Phase.__slots__ if name != "buffer"}, buffer=next(iter(sources))
-        )
-    used = [(f"{key}.buffer", phase.buffer)] if phase.buffer is not None else []
-    used += [(f"{key}.workflow_hooks[{i}].source", hook.source) for i, hook in enumerate(phase.hooks) if hook.source]
-    for place, name in used:
-        if name not in sources:
-            raise UserError(
-                "no buffer has this name",
-                key=place,
-                value=name,
-                valid=sources,
-                remedy="declare it under buffers; a single `/buffer: x` is named 'replay'",
-            )
-    return phase
-
-
-def check_hooks(phase: Phase, key: str, workflow: Workflow) -> None:
-    """Refuse hooks that the workflow does not have and settings that it does not know."""
-    for i, hook in enumerate(phase.hooks):
-        if hook.is_update and hook.name not in workflow.hooks():
-            raise UserError(
-                f"{type(workflow).__name__} has no hook '{hook.name}'",
-                key=f"{key}.workflow_hooks[{i}]",
-                value=hook.name,
-                valid=["collect", "evaluate", *workflow.hooks()],
-            )
-        if hook.is_update and workflow.takes_batch(hook.name) and (hook.source or phase.buffer) is None:
-            raise UserError(
-                "this hook needs a buffer to draw from", key=f"{key}.buffer", remedy="name one: buffer: replay"
-            )
-    for name, value in phase.settings.items():
-        if name not in workflow.known_settings:
-            raise UserError(
-                f"{type(workflow).__name__} knows no setting '{name}'",
-                key=f"{key}.settings.{name}",
-                value=name,
-                valid=workflow.known_settings,
-            )
-        if name == "policy" and value not in ("random", "agent"):
-            raise UserError("unknown policy", key=f"{key}.settings.policy", value=value, valid=["random", "agent"])
-
-
 def build_evaluator(
     config: RunConfig,
     workflow: Workflow,
@@ -465,35 +269,6 @@ def build_evaluator(
     return Evaluator(
         collector, workflow.act, section.episodes, counters=lambda: (counters.env_steps, counters.agent_steps)
     )
-
-
-def check_actions(workflow: Workflow, collector: RolloutCollector) -> None:
-    """Ask for one decision, so that networks and spaces that do not fit are found before the first step."""
-    if type(workflow).act is Workflow.act:
-        if not workflow.collects:
-            raise UserError(f"{type(workflow).__name__} defines neither act nor collect_step", key="workflow")
-        return
-    observations = tree_map(lambda leaf: torch.from_numpy(leaf).to(collector.device), collector.observations)
-    shapes = tree_map(lambda leaf: tuple(leaf.shape[1:]), observations)
-    try:
-        said = workflow.act(observations, collector.state, explore=False)
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
-        raise UserError(
-            f"{type(workflow).__name__} cannot act on observations of shape {shapes}: {str(error).splitlines()[0]}",
-            key="components",
-            remedy="check that the networks take ${_dims.observation} and suit this kind of observation",
-        ) from error
-    space = collector.environments.single_action_space
-    discrete = hasattr(space, "n")
-    expected = (collector.num_envs,) if discrete else (collector.num_envs, *space.shape)
-    fits = tuple(said.actions.shape) == expected and said.actions.dtype.is_floating_point != discrete
-    if not fits:
-        raise UserError(
-            f"{type(workflow).__name__} gives actions of shape {tuple(said.actions.shape)} and {said.actions.dtype}, "
-            f"but the environment wants {'indices' if discrete else 'real numbers'} of shape {expected}",
-            key="controllers",
-            remedy="discrete actions need an actor such as categorical, continuous ones one such as gaussian",
-        )
 
 
 def context_of(experiment: Experiment) -> WorkflowContext:

@@ -57,20 +57,30 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        key = error.full_key or None
-        problem = str(error).strip().split("\n")[0]
-        if "Missing mandatory value" in problem and key in ("experiment.name", "workflow", "training.phases"):
-            raise UserError(
-                "no experiment is chosen",
-                key="experiment",
-                valid=group_options("experiment"),
-                remedy="add experiment=NAME",
-            ) from None
-        raise UserError(problem, key=key, remedy="set the value, or correct the ${...} that refers to it") from None
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"a ${{...}} cannot be computed: {error}", remedy="look at it with --cfg job") from None
+        raise _unresolved(error) from None
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
+
+
+def part(config: DictConfig, key: str) -> Any:
+    """Return the value at a dotted key, or None where there is none or it is still to be filled in."""
+    try:
+        return OmegaConf.select(config, key)
+    except OmegaConfBaseException as error:
+        raise _unresolved(error) from None
+
+
+def _unresolved(error: OmegaConfBaseException) -> UserError:
+    key = error.full_key or "configuration"
+    problem = str(error).strip().split("\n")[0]
+    if "Missing mandatory value" in problem and key in ("experiment.name", "workflow", "training.phases"):
+        return UserError(
+            "no experiment is chosen",
+            key="experiment",
+            valid=group_options("experiment"),
+            remedy="add experiment=NAME",
+        )
+    return UserError(problem, key=key, remedy="set the value, or correct the ${...} that refers to it")
 
 
 def load_experiment(name: str, overrides: Sequence[str] | Mapping[str, Any] = ()) -> DictConfig:
@@ -92,10 +102,10 @@ def parse_config(config: DictConfig) -> RunConfig:
 
 def select(config: DictConfig, key: str) -> DictConfig:
     """Return a part of a configuration for printing."""
-    part = OmegaConf.select(config, key)
-    if part is None:
+    selected = part(config, key)
+    if selected is None:
         raise UserError("no such key", key="--package", value=key, valid=[str(name) for name in config])
-    return part if OmegaConf.is_config(part) else OmegaConf.create({key: part})
+    return selected if OmegaConf.is_config(selected) else OmegaConf.create({key: selected})
 
 
 def to_yaml(config: DictConfig, *, resolved: bool = False) -> str:

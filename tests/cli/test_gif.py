@@ -32,6 +32,16 @@ def test_frames_come_back_exactly_and_loop(tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.gif"]
 
 
+def test_up_to_256_colours_are_kept_exactly_wherever_they_appear(tmp_path):
+    frames = moving_square(20)
+    shades = np.arange(120, dtype=np.uint8).reshape(8, 15)
+    frames[0][:8, :15] = np.stack([shades, shades, shades], -1)
+    frames[13][:8, :15] = np.stack([shades, 0 * shades, 2 * shades], -1)[:, :, ::-1]
+    frames[13][0, 0] = (1, 2, 3)  # a colour that a sample of the frames would miss
+    write_gif(tmp_path / "a.gif", frames)
+    assert np.array_equal(np.stack(read(tmp_path / "a.gif")[0]), np.stack(frames))
+
+
 def test_many_colours_stay_close(tmp_path):
     y, x = np.mgrid[0:48, 0:64]
     frames = [np.stack([x * 4, y * 5, (x + y + 5 * i) % 256], -1).astype(np.uint8) for i in range(6)]

@@ -14,7 +14,7 @@ def folders(tmp_path, monkeypatch):
         package / "experiment/ppo_cartpole.yaml": "# @package _global_\n\n#   PPO balances a pole.\n",
         package / "experiment/silent.yaml": "# @package _global_\nx: 1\n# not a description\n",
         package / "components/encoder/mlp.yaml": "# A small network.\n",
-        package / "controller/actor.yaml": "_target_: x\n",
+        package / "controller/actor.yaml": "actor:\n  _target_: my.Actor\n",
         package / "buffer/replay.yaml": "# Keeps transitions.\n",
         user / "configs/experiment/dqn_cartpole.yaml": "# @package _global_\n# My own DQN.\n",
     }
@@ -42,7 +42,7 @@ def test_experiments_with_their_first_comment_and_the_users_first(folders, capsy
 
 def test_other_groups_show_how_to_choose_them(folders, capsys):
     assert main(["list", "components"]) == 0
-    assert rows(capsys)[2:4] == [["components/encoder=mlp", "A small network."], ["controller=actor"]]
+    assert rows(capsys)[2:4] == [["components/encoder=mlp", "A small network."], ["controller=actor", "my.Actor"]]
     assert main(["list", "buffer"]) == 0
     assert rows(capsys)[2] == ["buffer=replay", "Keeps transitions."]
     assert main(["list", "workflows"]) == 0

@@ -87,7 +87,7 @@ def test_a_missing_argument_is_named(capsys):
 
 
 def test_an_argument_too_many_is_named(capsys):
-    assert main(["resume", "a", "b"]) == 2
+    assert main(["check-env", "a", "b"]) == 2
     assert "unknown argument 'b'" in capsys.readouterr().err
 
 

@@ -114,10 +114,10 @@ def test_mistakes_are_told_before_anything_is_built(seen, words, text, capsys):
 
 
 def test_resume_and_eval_pass_their_arguments(seen):
-    assert main(["resume", "runs/a", "--allow", "mine", "--quiet"]) == 0
+    assert main(["resume", "runs/a", "--allow", "mine", "x=1", "--quiet", "y=2"]) == 0
     name, given = seen[-1]
     assert name == "resume"
-    assert vars(given) == {"run": Path("runs/a"), "allow": ["mine"], "quiet": True}
+    assert vars(given) == {"run": Path("runs/a"), "overrides": ["x=1", "y=2"], "allow": ["mine"], "quiet": True}
     assert main(["eval", "--episodes", "3", "runs/a", "--json", "--gif", "a.gif", "--seed", "0", "--explore"]) == 0
     name, given = seen[-1]
     assert name == "evaluate"
@@ -127,6 +127,7 @@ def test_resume_and_eval_pass_their_arguments(seen):
         "json": True,
         "gif": Path("a.gif"),
         "seed": 0,
+        "checkpoint": "best",
         "explore": True,
         "allow": [],
     }

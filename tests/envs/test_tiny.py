@@ -211,6 +211,7 @@ def test_swing_up_walls_hold_the_cart():
         assert 0 <= rewards[0] <= 1
         assert not terminated[0]
         assert truncated[0] == (step == 499)
+    np.testing.assert_array_equal(observations[0, :2], np.array([2.4, 0.0], np.float32))
 
 
 def place(world, agent, goal):

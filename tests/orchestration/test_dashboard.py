@@ -102,9 +102,11 @@ def test_the_panel_is_not_redrawn_more_often_than_a_person_can_see(clock):
         before = len(stream.getvalue())
         for _ in range(100):
             clock[0] += 0.001
+            assert not shown.due
             shown.update(a_status())
         assert len(stream.getvalue()) == before
         clock[0] += 1.0
+        assert shown.due
         shown.update(a_status())
         assert len(stream.getvalue()) > before
 

@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -29,8 +30,7 @@ def write_gif(path: str | os.PathLike[str], frames: Sequence[np.ndarray], fps: f
             raise ValueError(
                 f"frame {i} is {frame.dtype} {frame.shape}; every frame must be uint8 [H, W, 3] like {shape}"
             )
-    palette = _palette(frames)
-    images = [_image(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+    images = _exact(frames) or _approximate(frames)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.part")  # a reader never sees half an animation
@@ -43,19 +43,36 @@ def write_gif(path: str | os.PathLike[str], frames: Sequence[np.ndarray], fps: f
         unfinished.unlink(missing_ok=True)
 
 
+def _exact(frames: Sequence[np.ndarray]) -> list[Image.Image] | None:
+    """Return the frames in all their colours; None if these are too many for a palette."""
+    colours: set[Any] = set()
+    for frame in frames:
+        found = _image(frame).getcolors(_NUM_COLOURS)
+        colours.update(colour for _, colour in found or ())
+        if found is None or len(colours) > _NUM_COLOURS:
+            return None
+    palette = np.array(sorted(colours), np.uint8)
+    # The lookup is ours because Pillow's takes neighbouring colours of a palette for one.
+    images = [_image(np.searchsorted(_packed(palette), _packed(frame)).astype(np.uint8)) for frame in frames]
+    for image in images:
+        image.putpalette(palette.tobytes())
+    return images
+
+
+def _approximate(frames: Sequence[np.ndarray]) -> list[Image.Image]:
+    """Return the frames in the best palette for a sample of them."""
+    chosen = np.linspace(0, len(frames) - 1, min(len(frames), _NUM_SAMPLES)).round().astype(int)
+    palette = _image(np.concatenate([frames[i] for i in chosen])).quantize(_NUM_COLOURS, dither=Image.Dither.NONE)
+    return [_image(frame).quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
+
+
 def _image(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(pixels))
 
 
-def _palette(frames: Sequence[np.ndarray]) -> Image.Image:
-    chosen = np.linspace(0, len(frames) - 1, min(len(frames), _NUM_SAMPLES)).round().astype(int)
-    montage = np.concatenate([frames[i] for i in chosen])
-    colours = np.unique(montage.reshape(-1, 3), axis=0)
-    if len(colours) > _NUM_COLOURS:
-        return _image(montage).quantize(_NUM_COLOURS, dither=Image.Dither.NONE)
-    exact = Image.new("P", (1, 1))
-    exact.putpalette(np.resize(colours, (_NUM_COLOURS, 3)).tobytes())  # repeats colours to fill the palette
-    return exact
+def _packed(pixels: np.ndarray) -> np.ndarray:
+    red, green, blue = np.moveaxis(pixels.astype(np.uint32), -1, 0)
+    return (red << 16) | (green << 8) | blue
 
 
 def _durations(num_frames: int, fps: float) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,16 +19,16 @@ class ConfigFile:
 
     @property
     def description(self) -> str:
-        """The first comment of the file, after the package line that Hydra wants."""
-        with open(self.path, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                text = line.strip()
-                if text and not text.startswith("#"):
-                    return ""
-                text = text.lstrip("#").strip()
-                if text and not text.startswith("@package"):
-                    return text
-        return ""
+        """The first comment at the top, after the package line that Hydra wants; without one, what it names."""
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        for line in text.splitlines():
+            if line.strip() and not line.startswith("#"):
+                break
+            comment = line.lstrip("#").strip()
+            if comment and not comment.startswith("@package"):
+                return comment
+        named = re.search(r"^\s*(?:_target_|id):\s*(\S+)\s*$", text, re.MULTILINE)
+        return named.group(1) if named else ""
 
 
 def config_files(group: str) -> dict[str, ConfigFile]:

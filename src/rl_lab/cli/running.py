@@ -15,6 +15,7 @@ from rl_lab.build import Experiment, build_experiment, fill_dims
 from rl_lab.cli.gif import write_gif
 from rl_lab.composition import compose, select, to_yaml
 from rl_lab.core.batch import tree_map
+from rl_lab.core.errors import UserError
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.runs import Outcome, load_agent, resume_run, run_training
 
@@ -57,6 +58,13 @@ def evaluate(arguments: argparse.Namespace) -> int:
         arguments.run, which=arguments.checkpoint, allow=arguments.allow, render=arguments.gif is not None
     )
     try:
+        if not experiment.workflow.acts:
+            raise UserError(
+                f"{type(experiment.workflow).__name__} defines no act, so it cannot be evaluated",
+                key="RUN",
+                value=str(arguments.run),
+                remedy="define act(observations, state, ...) in the workflow",
+            )
         collector = experiment.evaluator.collector
         if arguments.seed is not None:
             collector.seeds.run_seed = arguments.seed

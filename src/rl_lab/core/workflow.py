@@ -147,6 +147,11 @@ class Workflow:
         raise NotImplementedError(f"{type(self).__name__} has no world model to imagine with")
 
     @property
+    def acts(self) -> bool:
+        """Whether this workflow decides actions, and so can be evaluated."""
+        return type(self).act is not Workflow.act
+
+    @property
     def collects(self) -> bool:
         """Whether this workflow replaces the Collector's loop."""
         return type(self).collect_step is not Workflow.collect_step

@@ -116,6 +116,7 @@ class PrioritizedReplaySource(ReplaySource):
 
     def gather(self, rows: Rows) -> Batch:
         """Read the rows of one batch and weigh them."""
+        self._sync()
         batch = super().gather(rows)
         masses = self.tree.leaves[self._starts(rows)]
         least = masses.min()
@@ -128,21 +129,9 @@ class PrioritizedReplaySource(ReplaySource):
 
     def write(self, rows: Rows, columns: Mapping[str, Tree]) -> None:
         """Write columns back; `priority` sets how likely the windows are drawn again."""
+        if "priority" in columns:
+            self._prioritize(self._starts(rows), columns["priority"].numpy(force=True))
         super().write(rows, columns)
-        if "priority" not in columns:
-            return
-        self._sync()
-        starts, values = self._starts(rows), columns["priority"].numpy(force=True)
-        priorities = (values if values.ndim == 1 else values[0]).astype(np.float64)
-        if priorities.shape != starts.shape:
-            raise ValueError(f"{len(starts)} windows were given priorities of shape {values.shape}")
-        if not (np.isfinite(priorities) & (priorities >= 0)).all():
-            wrong = priorities[~(np.isfinite(priorities) & (priorities >= 0))]
-            raise ValueError(f"priorities must be finite and not negative, such as |td|; among them are {wrong[:4]}")
-        priorities = priorities[last_of_equal(starts)] + self.epsilon
-        self.max_priority = max(self.max_priority, float(priorities.max()))
-        masses = np.where(self.windows.valid[starts], priorities**self.alpha, 0.0)
-        self.tree.set(starts, masses)
 
     def advance(self, *, agent_steps: int, updates: int) -> None:
         """Follow the schedule of beta."""
@@ -161,6 +150,20 @@ class PrioritizedReplaySource(ReplaySource):
         self.tree.set(np.arange(self.ring.size), masses)
         self.windows.restore(masses > 0)
         self.max_priority, self.beta = float(state["max_priority"]), float(state["beta"])
+
+    def _prioritize(self, starts: NDArray[np.int64], values: NDArray[Any]) -> None:
+        priorities = (values if values.ndim == 1 else values[0]).astype(np.float64)
+        if priorities.shape != starts.shape:
+            raise ValueError(f"{len(starts)} windows were given priorities of shape {values.shape}")
+        sound = np.isfinite(priorities) & (priorities >= 0)
+        if not sound.all():
+            raise ValueError(
+                f"priorities must be finite and not negative, such as |td|; among them are {priorities[~sound][:4]}"
+            )
+        self._sync()
+        priorities = priorities[last_of_equal(starts)] + self.epsilon
+        self.max_priority = max(self.max_priority, float(priorities.max()))
+        self.tree.set(starts, np.where(self.windows.valid[starts], priorities**self.alpha, 0.0))
 
     def _sync(self) -> None:
         changes = self.windows.sync()

@@ -23,8 +23,9 @@ from rl_lab.data.storage import DeviceStorage, HostStorage, Rows, Storage
 
 _GIVEN = ("observations", "actions", "rewards")
 _ENDS = ("terminated", "truncated")
+_FLAGS = ("is_first", "is_last")
 _DECISION = ("actions", "rewards", *_ENDS)
-_FIXED = ("observations", *_DECISION, "is_first", "is_last")
+_FIXED = ("observations", *_DECISION, *_FLAGS)
 _CPU = torch.device("cpu")
 _LATEST = itemgetter(-1)
 
@@ -86,7 +87,7 @@ class Ring:
             self._allocate(trajectory)
         self._check(trajectory)
         ended = trajectory.terminated.numpy(force=True) | trajectory.truncated.numpy(force=True)
-        any_ended = np.count_nonzero(ended) > 0  # several times faster than any() on few entries
+        any_ended = bool(np.count_nonzero(ended))  # several times faster than any() on few entries
         positions, steps = self._layout(ended) if any_ended else self._continued(len(ended))
         heads = positions[-1] + 1
         if any_ended:
@@ -146,7 +147,7 @@ class Ring:
         extras |= {name: self._take(column, index, device) for name, column in self.written.items()}
         if running:
             observations = self._take(seen, index, device)
-            extras |= {name: self._take(self.columns[name], index, device) for name in ("is_first", "is_last")}
+            extras |= {name: self._take(self.columns[name], index, device) for name in _FLAGS}
         elif index.ndim == 1 or padded:
             observations = self._take(seen, index, device)
             successors = self._take(seen, self.successors(index), device)
@@ -217,7 +218,9 @@ class Ring:
                 del columns[name]
             for name, saved in state[kind].items():
                 values = tree_map(torch.as_tensor, saved)
-                if name not in columns:
+                if name in columns:
+                    tree_map(lambda leaf: leaf[len(rows) :].__setitem__(..., 0), columns[name])
+                else:
                     columns[name] = self._zeros(values, 2)
                 self._put(name, columns[name], index, values)
         self.version += 1
@@ -234,9 +237,11 @@ class Ring:
             raise ValueError(f"a trajectory has the extra columns {sorted(given)}, those before {sorted(self.extras)}")
 
     def _allocate(self, trajectory: Batch) -> None:
+        if taken := trajectory.extras.keys() & set(_FIXED):
+            raise ValueError(f"extra columns may not be named {sorted(taken)}: replay has columns of that name")
         for name in (*_GIVEN, *_ENDS):
             self.columns[name] = self._zeros(getattr(trajectory, name), 2)
-        for name in ("is_first", "is_last"):
+        for name in _FLAGS:
             self.columns[name] = self._zeros(trajectory.terminated, 2)
         self.extras = {name: self._zeros(column, 2) for name, column in trajectory.extras.items() if name != "has_next"}
 
@@ -279,12 +284,10 @@ class Ring:
         index, storage = self.storage.index(rows), self.storage
         for name in (*_GIVEN, *_ENDS) if any_ended else _GIVEN:
             self._put(name, self.columns[name], index, getattr(trajectory, name), keep)
-        for name in () if any_ended else _ENDS:  # half the time of a short add would go into writing nothing
-            storage.fill(self.columns[name], index, False)
         for name, column in self.extras.items():
             self._put(name, column, index, trajectory.extras[name], keep)
-        storage.fill(self.columns["is_last"], index, False)
-        storage.fill(self.columns["is_first"], index, False)
+        for name in _FLAGS if any_ended else (*_ENDS, *_FLAGS):  # filling is cheaper than writing only False
+            storage.fill(self.columns[name], index, False)
         steps = self.steps[rows]
         if np.count_nonzero(steps) < len(rows):
             storage.fill(self.columns["is_first"], storage.index(rows[steps == 0]), True)

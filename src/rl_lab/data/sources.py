@@ -78,7 +78,7 @@ def as_trajectory(trajectory: Trajectory, num_envs: int) -> Batch:
     batch = trajectory if isinstance(trajectory, Batch) else Batch.from_columns(trajectory)
     if batch.rewards.dim() == 1:
         batch = batch.map(lambda leaf: leaf[None])
-    if batch.rewards.dim() != 2 or batch.shape[1] != num_envs:
+    if batch.rewards.dim() != 2 or batch.shape[1] != num_envs or not len(batch):
         raise ValueError(
             f"a trajectory must be [time, {num_envs}] (or one step, [{num_envs}]); its rewards are {list(batch.shape)}"
         )

@@ -74,9 +74,14 @@ class Dashboard:
             self._line(f"{status.name}: {_counted(status.num_phases, 'phase')}{planned}")
             self._last = time.monotonic()
 
+    @property
+    def due(self) -> bool:
+        """Whether `update` would show something now; asking is cheaper than making a status for nothing."""
+        return time.monotonic() - self._last >= (_PLAIN_SECONDS if self._live is None else _REDRAW_SECONDS)
+
     def update(self, status: Status) -> None:
         """Show the state of the run, unless that was done a moment ago."""
-        if time.monotonic() - self._last >= (_PLAIN_SECONDS if self._live is None else _REDRAW_SECONDS):
+        if self.due:
             self._show(status, progress_line)
 
     def evaluation(self, status: Status) -> None:

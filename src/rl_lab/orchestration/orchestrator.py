@@ -109,6 +109,7 @@ class Orchestrator:
         self._tensorboard: TensorBoardLogger | None = None
         self._events = training_loop(workflow, scheduler, collector, sources, evaluator)
         self.stopped_early = False
+        self.warnings: list[str] = []
 
     def run(self) -> int:
         """Train until the curriculum ends (0) or a signal asks to stop (75)."""
@@ -243,11 +244,12 @@ class Orchestrator:
         if event.hook == "evaluate":
             self._record_evaluation()
         else:
-            weight = event.episodes if event.hook == "collect" else event.updates
+            # A collect_step need not count its episodes; the Collector's metrics are means over episodes.
+            weight = max(event.episodes, 1) if event.hook == "collect" else event.updates
             self.sums.add_all(prefixed(event.hook, event.metrics), weight)
         if self._cycle_ended():
             self._end_cycle(online=self._is_online[event.phase])
-        if self.dashboard is not None:
+        if self.dashboard is not None and self.dashboard.due:
             self.dashboard.update(self._status())
 
     def _count(self, event: Event) -> None:
@@ -268,7 +270,7 @@ class Orchestrator:
         since = steps - self._logged_steps if online else updates - self._logged_updates
         if since >= self.settings.log_every:
             self._log_means()
-        every = self.settings.evaluate_every
+        every = self.settings.evaluate_every if self.workflow.acts else None
         if every is not None and steps // every > self._evaluated_steps // every:
             self.evaluator()
             self._record_evaluation()
@@ -283,7 +285,7 @@ class Orchestrator:
 
     def _finish(self) -> None:
         last = self.evaluator.last
-        if last is None or last.agent_steps < self.counters.agent_steps:
+        if self.workflow.acts and (last is None or last.agent_steps < self.counters.agent_steps):
             self.evaluator()
             self._record_evaluation()
         self._log_means()
@@ -364,6 +366,7 @@ class Orchestrator:
             metrics=self._shown,
             evaluations=[(entry.env_steps, entry.return_mean) for entry in self.evaluator.history],
             checkpoint_age_seconds=time.monotonic() - self._saved_at,
+            warnings=self.warnings,
         )
 
     def _steps_per_second(self) -> float:
@@ -377,7 +380,7 @@ class Orchestrator:
         self._started_at = self._saved_at = time.monotonic()
         self._jsonl = JsonlLogger(self.folder / "metrics.jsonl")
         if self.settings.tensorboard:
-            purge = self.counters.env_steps if self.counters.actions else None
+            purge = self.counters.env_steps + 1 if self.counters.actions else None
             self._tensorboard = TensorBoardLogger(self.folder / "tensorboard", purge)
         if self.dashboard is not None:
             self.dashboard.start(self._status())

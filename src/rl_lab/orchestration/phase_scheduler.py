@@ -208,7 +208,7 @@ class PhaseScheduler:
         self.hook_index = 0
         self._active = False
         done, duration = self._measure(phase)
-        if done >= duration or self._skipped_by_cap(phase):
+        if done >= duration:
             self._leave_phase()
 
     def _measure(self, phase: Phase) -> tuple[int, int]:

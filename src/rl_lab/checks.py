@@ -1,0 +1,186 @@
+"""Checks of what was wired: phases against buffers and workflow, decisions against the environment."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_lab.core.batch import Tree, tree_map
+from rl_lab.core.errors import UserError
+from rl_lab.core.phase import Phase
+from rl_lab.core.workflow import Workflow
+from rl_lab.data.collector import RolloutCollector
+from rl_lab.data.sources import StreamSource
+
+MAX_COLLECTED = 10**8  # decisions in one collection, which is held in memory as a whole
+NUM_REHEARSED = 32  # decisions that are looked at before the first step
+
+
+def check_phase(phase: Phase, index: int, sources: Mapping[str, Any], num_envs: int) -> Phase:
+    """Return the phase with its buffer; a name that no source has is refused."""
+    key = f"training.phases[{index}]"
+    needs = any(hook.name == "collect" or hook.is_update for hook in phase.hooks)
+    if phase.buffer is None and needs and len(sources) == 1:
+        phase = replace(phase, buffer=next(iter(sources)))
+    used = [(f"{key}.buffer", phase.buffer)] if phase.buffer is not None else []
+    used += [(f"{key}.workflow_hooks[{i}].source", hook.source) for i, hook in enumerate(phase.hooks) if hook.source]
+    for place, name in used:
+        if name not in sources:
+            raise UserError(
+                "no buffer has this name",
+                key=place,
+                value=name,
+                valid=sources,
+                remedy="declare it under buffers; a single `/buffer: x` is named 'replay'",
+            )
+    for i, hook in enumerate(phase.hooks):
+        if hook.name == "collect" and hook.times * num_envs > MAX_COLLECTED:
+            raise UserError(
+                f"one collection may have at most {MAX_COLLECTED:,} decisions, not {hook.times * num_envs:,}",
+                key=f"{key}.workflow_hooks[{i}].collect",
+                value=hook.times,
+                remedy="collect less per cycle; the phase's duration says how often",
+            )
+    return phase
+
+
+def check_hooks(phase: Phase, index: int, workflow: Workflow, sources: Mapping[str, Any]) -> None:
+    """Refuse hooks that the workflow does not have, or that cannot learn from their buffer, and unknown settings."""
+    key = f"training.phases[{index}]"
+    name = type(workflow).__name__
+    for i, hook in enumerate(phase.hooks):
+        place = f"{key}.workflow_hooks[{i}]"
+        if hook.name == "evaluate" and not workflow.acts:
+            raise UserError(
+                f"{name} defines no act, so it cannot be evaluated",
+                key=place,
+                value=hook.name,
+                remedy="define act(observations, state, ...), or remove the hook",
+            )
+        if not hook.is_update:
+            continue
+        if hook.name not in workflow.hooks():
+            raise UserError(
+                f"{name} has no hook '{hook.name}'",
+                key=place,
+                value=hook.name,
+                valid=["collect", "evaluate", *workflow.hooks()],
+                remedy="correct the name, or define the method in the workflow",
+            )
+        if not workflow.takes_batch(hook.name):
+            continue
+        source = hook.source or phase.buffer
+        if source is None:
+            raise UserError(
+                f"'{hook.name}' needs a buffer to draw from",
+                key=f"{key}.buffer",
+                value=None,
+                valid=sources,
+                remedy="name one: buffer: replay",
+            )
+        if workflow.on_policy and not isinstance(sources[source], StreamSource):
+            raise UserError(
+                f"{name} learns from the latest rollout, which a {type(sources[source]).__name__} does not keep",
+                key=f"{key}.buffer" if hook.source is None else f"{place}.source",
+                value=source,
+                remedy="use buffer=stream",
+            )
+    _check_settings(phase, key, workflow)
+
+
+def _check_settings(phase: Phase, key: str, workflow: Workflow) -> None:
+    for name, value in phase.settings.items():
+        if name not in workflow.known_settings:
+            raise UserError(
+                f"{type(workflow).__name__} knows no setting '{name}'",
+                key=f"{key}.settings.{name}",
+                value=name,
+                valid=workflow.known_settings,
+                remedy="correct the name, or remove it",
+            )
+        if name == "policy" and value not in ("random", "agent"):
+            raise UserError(
+                "unknown policy",
+                key=f"{key}.settings.policy",
+                value=value,
+                valid=["random", "agent"],
+                remedy="choose one of them",
+            )
+
+
+def check_decisions(workflow: Workflow, collector: RolloutCollector) -> None:
+    """Ask for a few decisions, so that networks and spaces that do not fit are found before the first step."""
+    if not workflow.acts:
+        if not workflow.collects:
+            raise UserError(
+                f"{type(workflow).__name__} defines neither act nor collect_step",
+                key="workflow._target_",
+                value=type(workflow).__name__,
+                remedy="define act(observations, state, *, explore, generator)",
+            )
+        return
+    observations = tree_map(lambda leaf: torch.from_numpy(leaf).to(collector.device), collector.observations)
+    generator = torch.Generator(collector.device)
+    generator.manual_seed(0)  # nobody's stream
+    space = collector.environments.single_action_space
+    # One wrong index among many is found only by looking at several decisions.
+    repeats = -(-NUM_REHEARSED // collector.num_envs) if hasattr(space, "n") else 1
+    for explore in (False, *[True] * repeats):
+        act = partial(workflow.act, observations, collector.state, explore=explore, generator=generator)
+        actions = _attempt(act, "act on", workflow, observations).actions
+        _check_actions(actions, (collector.num_envs, *space.shape), getattr(space, "n", None), workflow)
+    if callable(value := getattr(workflow, "value", None)):  # optional: only RLModule needs it
+        values = _attempt(partial(value, observations), "value", workflow, observations)
+        if tuple(values.shape) != (collector.num_envs,):
+            raise UserError(
+                f"{type(workflow).__name__} gives every observation {list(values.shape[1:])} values instead of one",
+                key="controllers",
+                remedy="let the network that estimates values have one output",
+            )
+
+
+def _attempt(call: Callable[[], Any], verb: str, workflow: Workflow, observations: Tree) -> Any:
+    try:
+        with torch.no_grad():
+            return call()
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError) as error:
+        shapes = tree_map(lambda leaf: list(leaf.shape[1:]), observations)
+        raise UserError(
+            f"{type(workflow).__name__} cannot {verb} observations of shape {shapes}: {_told(error)}",
+            key="components",
+            remedy="check that the networks take ${_dims.observation} and suit this kind of observation",
+        ) from error
+
+
+def _told(error: Exception) -> str:
+    """Say what went wrong and on which line of code that is not torch's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}{where}"
+
+
+def _check_actions(actions: Tensor, shape: tuple[int, ...], num_actions: int | None, workflow: Workflow) -> None:
+    discrete = num_actions is not None
+    if tuple(actions.shape) != shape or actions.dtype.is_floating_point == discrete:
+        raise UserError(
+            f"{type(workflow).__name__} gives actions of shape {list(actions.shape)} and {actions.dtype}, "
+            f"but the environment wants {'indices' if discrete else 'real numbers'} of shape {list(shape)}",
+            key="controllers",
+            value=list(actions.shape),
+            remedy="discrete actions need an actor such as categorical, continuous ones one such as gaussian; "
+            "either has the size ${_dims.action}",
+        )
+    if discrete and not ((actions >= 0) & (actions < num_actions)).all():
+        raise UserError(
+            f"{type(workflow).__name__} chose action {int(actions.max())}, but the environment has only {num_actions}",
+            key="controllers",
+            value=int(actions.max()),
+            remedy="let the network have ${_dims.action} outputs",
+        )

@@ -1,0 +1,62 @@
+"""The environment of a configuration: made from its section, its dimensions filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from rl_lab.composition import part, resolve
+from rl_lab.config import EnvironmentSection, parse
+from rl_lab.core.errors import UserError
+from rl_lab.envs.make import describe_spaces, make_env
+
+
+def build_environments(
+    section: EnvironmentSection, num_envs: int, allow: Sequence[str], *, render: bool = False
+) -> Any:
+    """Make vector environments."""
+    return make_env(
+        section.id,
+        num_envs,
+        action_repeat=section.action_repeat,
+        resize=section.resize,
+        frame_stack=section.frame_stack,
+        max_episode_steps=section.max_episode_steps,
+        kwargs=section.kwargs,
+        render=render,
+        allow=allow,
+    )
+
+
+def fill_dims(composed: DictConfig, allow: Sequence[str] = ()) -> DictConfig:
+    """Return the configuration with `_dims.observation` and `_dims.action` taken from the environment."""
+    node = part(composed, "environment")
+    if not isinstance(node, DictConfig) or OmegaConf.is_missing(node, "id") or "id" not in node:
+        resolve(composed)  # says what else is missing: most often the experiment
+        raise UserError(
+            "no environment is chosen", key="environment.id", remedy="set environment=NAME or environment.id=ID"
+        )
+    section: EnvironmentSection = parse(EnvironmentSection, resolve(node), "environment")
+    environment = build_environments(section, 1, allow)
+    try:
+        observation, action = describe_spaces(environment)
+    finally:
+        environment.close()
+    filled = composed.copy()
+    dims = part(filled, "_dims")
+    if not isinstance(dims, DictConfig):
+        raise UserError("a mapping is expected here", key="_dims", value=dims, remedy="leave it out: it is filled in")
+    for name, actual in (("observation", observation), ("action", action)):
+        stated = part(filled, f"_dims.{name}")
+        stated = OmegaConf.to_container(stated) if OmegaConf.is_config(stated) else stated
+        if stated is not None and stated != actual:
+            raise UserError(
+                f"the environment '{section.id}' has {name} {actual}, not {stated}",
+                key=f"_dims.{name}",
+                value=stated,
+                remedy=f"remove it (it is filled in), or write {actual}",
+            )
+        dims[name] = actual
+    return filled

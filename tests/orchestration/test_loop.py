@@ -1,0 +1,167 @@
+"""training_loop: order, counters, write-back, skipped hooks, custom steps."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+
+from rl_lab.core.phase import Hook, Phase
+from rl_lab.core.schedules import Linear
+from rl_lab.core.seeding import SeedTree
+from rl_lab.core.workflow import Act, CollectResult, Update, Workflow
+from rl_lab.data.collector import RolloutCollector
+from rl_lab.data.sources import ReplaySource, StreamSource
+from rl_lab.envs.make import make_env
+from rl_lab.orchestration.loop import run_hook, training_loop
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler
+
+
+@dataclass(eq=False)
+class Recording(Workflow):
+    """Writes down what it is asked."""
+
+    seen: list = field(default_factory=list)
+    rate: Linear = field(default_factory=lambda: Linear(0.0, 1.0, 100))
+
+    def act(self, observations, state=None, *, explore=True, generator=None):
+        return Act(torch.randint(2, (len(observations),), generator=generator))
+
+    def update_world_model(self, batch, *, phase):
+        self.seen.append(("world_model", tuple(batch.shape), phase.times, round(float(self.rate.value), 3)))
+        return Update({"loss": torch.tensor(float(len(self.seen)))}, {"marks": torch.ones(batch.shape)})
+
+    def update_count(self, *, phase):
+        self.seen.append(("count", phase.name, phase["progress"]))
+        return {"calls": 1.0}
+
+
+def run(phases, source, workflow=None, num_envs=2, **options):
+    workflow = workflow or Recording()
+    collector = RolloutCollector(make_env("tiny/CartPole", num_envs), SeedTree(0))
+    scheduler = PhaseScheduler(phases, ready=lambda _: source.ready, needs_source=workflow.takes_batch)
+    return workflow, list(training_loop(workflow, scheduler, collector, {"data": source}, **options))
+
+
+def replay(num_envs=2, **options):
+    given = {"capacity": 100, "batch_size": 4, "min_size": 8} | options
+    return ReplaySource(num_envs, np.random.default_rng(0), "cpu", **given)
+
+
+def test_order_counters_and_skipping_until_ready():
+    source = replay()
+    phase = Phase("p", hooks=(Hook("collect", 2), Hook("update_world_model", 3)), buffer="data", duration_steps=16)
+    workflow, events = run([phase], source)
+    assert [event.hook for event in events] == [
+        "collect",
+        "collect",
+        *["update_world_model", "collect"] * 2,
+        "update_world_model",
+    ]
+    assert sum(event.steps for event in events) == 16
+    assert sum(event.updates for event in events) == 9
+    assert [entry[:3] for entry in workflow.seen] == [("world_model", (4,), 3)] * 9
+    assert float(events[2].metrics["loss"]) == 2.0  # the mean over three calls
+
+
+def test_update_columns_are_written_back():
+    source = replay()
+    phase = Phase("p", hooks=(Hook("collect", 8), Hook("update_world_model")), buffer="data", duration_cycles=2)
+    run([phase], source)
+    batch = source.gather(np.arange(8))
+    assert batch["marks"].sum() > 0
+
+
+def test_schedules_move_between_hooks_only():
+    phase = Phase("p", hooks=(Hook("collect", 5), Hook("update_world_model", 2)), buffer="data", duration_cycles=3)
+    workflow, _ = run([phase], replay(min_size=1))
+    assert [entry[3] for entry in workflow.seen] == [0.1, 0.1, 0.2, 0.2, 0.3, 0.3]
+
+
+def test_hook_without_a_batch_gets_none_and_the_phase_reads_both_ways():
+    phase = Phase("p", hooks=(Hook("collect"), Hook("update_count")), buffer="data", duration_cycles=2)
+    workflow, events = run([phase], replay())
+    assert workflow.seen == [("count", "p", 0.0), ("count", "p", 0.5)]
+    assert events[-1].updates == 1
+
+
+def test_two_hooks_see_the_same_rollout():
+    seen = []
+
+    class Two(Recording):
+        def update_world_model(self, batch, *, phase):
+            seen.append(batch)
+            return {}
+
+        def update_controller(self, batch, *, phase):
+            seen.append(batch)
+            return {}
+
+    source = StreamSource(2, np.random.default_rng(0), "cpu")
+    hooks = (Hook("collect", 3), Hook("update_world_model"), Hook("update_controller"))
+    run([Phase("p", hooks=hooks, buffer="data", duration_cycles=1)], source, Two())
+    assert seen[0] is seen[1]
+    assert tuple(seen[0].shape) == (3, 2)
+
+
+def test_random_policy_setting():
+    class Zero(Recording):
+        def act(self, observations, state=None, *, explore=True, generator=None):
+            return Act(torch.zeros(len(observations), dtype=torch.int64))
+
+    source = replay(capacity=1000)
+    phase = Phase("p", hooks=(Hook("collect", 50),), buffer="data", duration_cycles=1, settings={"policy": "random"})
+    run([phase], source, Zero())
+    assert source.sample(200).actions.float().mean() > 0.2
+
+
+def test_a_workflow_may_collect_itself():
+    class Own(Recording):
+        def collect_step(self, step, *, phase):
+            columns = {
+                name: np.zeros((2, 4) if name == "observations" else 2, np.float32)
+                for name in ("observations", "rewards")
+            }
+            columns |= {"actions": np.zeros(2, np.int64), "dones": np.zeros(2, bool)}
+            return CollectResult(steps=2, trajectory=columns, metrics={"collect/reward": 0.5})
+
+    source = replay(min_size=1)
+    _, events = run([Phase("p", hooks=(Hook("collect", 3),), buffer="data", duration_cycles=1)], source, Own())
+    assert events[0].steps == 6
+    assert len(source) == 6
+    assert events[0].metrics == {"collect/reward": 0.5}
+
+
+def test_evaluate_hook_and_custom_step():
+    calls = []
+
+    def step(hook, phase, *rest):
+        calls.append(hook.name)
+        return run_hook(hook, phase, *rest)
+
+    phase = Phase("e", "eval_only", (Hook("evaluate"),))
+    _, events = run([phase], replay(), evaluate=lambda: {"return_mean": 1.0}, step=step)
+    assert calls == ["evaluate"]
+    assert events[0].metrics == {"return_mean": 1.0}
+
+
+def test_a_loss_that_is_not_finite_stops_the_loop():
+    import functools
+
+    from rl_lab.core.optim import Optimizer
+
+    network = torch.nn.Linear(4, 1)
+    before = network.weight.clone()
+
+    class Broken(Recording):
+        def __init__(self):
+            super().__init__()
+            self.optimizer = Optimizer(network.parameters(), functools.partial(torch.optim.Adam, lr=0.1))
+
+        def update_world_model(self, batch, *, phase):
+            return self.optimizer.step({"bad": network(batch.observations).mean() * float("nan")})
+
+    phase = Phase("p", hooks=(Hook("collect", 8), Hook("update_world_model")), buffer="data", duration_cycles=2)
+    with pytest.raises(FloatingPointError, match="update_world_model"):
+        run([phase], replay(), Broken())
+    assert torch.equal(network.weight, before)
