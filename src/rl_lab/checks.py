@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,42 @@ from rl_lab.data.sources import StreamSource
 
 MAX_COLLECTED = 10**8  # decisions in one collection, which is held in memory as a whole
 NUM_REHEARSED = 32  # decisions that are looked at before the first step
+
+
+def check_parts(
+    node: Mapping[str, Any],
+    fields: Sequence[dataclasses.Field],
+    given: Mapping[str, Any],
+    parts: Mapping[str, Any],
+    optimizers: Mapping[str, Any],
+) -> None:
+    """Refuse parts that a workflow needs and does not get, and parts that it has no use for."""
+    workflow = node["_target_"].rpartition(".")[2]
+    needed = [entry.name for entry in fields if entry.default is entry.default_factory is dataclasses.MISSING]
+    for name in needed:
+        if name not in given and name not in node:
+            is_optimizer = name.endswith("optimizer")
+            group = "optimizers" if is_optimizer else "components"
+            candidates = optimizers if is_optimizer else [part for part in parts if part not in given]
+            raise UserError(
+                f"{workflow} needs {', '.join(needed)}, but '{name}' is missing",
+                key=f"{group}.{name}",
+                value=name,
+                valid=candidates,
+                remedy=f"declare it under {'optimizers' if is_optimizer else 'components or controllers'}; "
+                f"there are {', '.join([*parts, *optimizers]) or 'none'}",
+            )
+    names = [entry.name for entry in fields]
+    for group, declared in (("components", parts), ("optimizers", optimizers)):
+        for name, part in declared.items():
+            if not any(part is used for used in given.values()):
+                raise UserError(
+                    f"{workflow} does not use '{name}'; its fields are {', '.join(names)}",
+                    key=f"{group}.{name}",
+                    value=name if group == "components" else f"{name}_optimizer",
+                    valid=names,
+                    remedy="remove it, or give it the name of a field",
+                )
 
 
 def check_phase(phase: Phase, index: int, sources: Mapping[str, Any], num_envs: int) -> Phase:

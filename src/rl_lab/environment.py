@@ -8,9 +8,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from rl_lab.composition import part, resolve
-from rl_lab.config import EnvironmentSection, parse
+from rl_lab.config import EnvironmentSection
 from rl_lab.core.errors import UserError
 from rl_lab.envs.make import describe_spaces, make_env
+from rl_lab.parsing import parse
 
 
 def build_environments(

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from rl_lab.config import RunConfig, parse
+from rl_lab.config import RunConfig
 from rl_lab.core.errors import UserError
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.ranges import NonNegative, Positive
 from rl_lab.core.schedules import Schedule
 from rl_lab.instantiate import instantiate
+from rl_lab.parsing import parse
 
 
 @dataclass(frozen=True)

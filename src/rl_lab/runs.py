@@ -20,7 +20,7 @@ from omegaconf import DictConfig
 from rl_lab.build import Experiment, build_experiment, fill_dims
 from rl_lab.composition import comparable, config_hash, load_experiment, load_saved, override, parse_config, to_yaml
 from rl_lab.core.errors import UserError
-from rl_lab.orchestration.checkpoint import CheckpointError, CheckpointManager
+from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointError
 from rl_lab.orchestration.dashboard import Dashboard
 
 
@@ -83,15 +83,14 @@ def load_agent(folder: Path, *, which: str = "best", allow: Sequence[str] = (), 
     best = folder / "best"
     if which == "best" and best.is_dir():
         try:
-            _, state = CheckpointManager.load(best)
+            found: Checkpoint | None = experiment.checkpoints.load(best)
         except CheckpointError as error:
             raise UserError(f"the best agent of this run is damaged: {error}", key=str(best)) from None
     else:
         found = experiment.checkpoints.load_latest()
-        if found is None:
-            raise UserError("this run has no checkpoint yet", key=str(folder), remedy="train it first")
-        _, state = found
-    experiment.orchestrator(folder).set_parameters(state)
+    if found is None:
+        raise UserError("this run has no good checkpoint", key=str(folder), remedy="train it first")
+    experiment.orchestrator(folder).set_parameters(found.state)
     return experiment
 
 
@@ -174,7 +173,7 @@ def _run(experiment: Experiment, folder: Path, quiet: bool) -> Outcome:
     orchestrator = experiment.orchestrator(folder, None if quiet else Dashboard())
     found = experiment.checkpoints.load_latest()
     if found is not None:
-        orchestrator.set_state(found[1])
+        orchestrator.restore(found)
     else:
         _begin(folder)
     if not (folder / "config.yaml").exists() or found is not None:

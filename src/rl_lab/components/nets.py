@@ -4,37 +4,42 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-ACTIVATIONS: dict[str, tuple[type[nn.Module], Callable[..., np.ndarray] | None]] = {
+from rl_lab.core.errors import UserError
+from rl_lab.core.ranges import Count
+
+Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]
+Initialization = Literal["torch", "orthogonal"]
+
+ACTIVATIONS: dict[Activation, tuple[type[nn.Module], Callable[..., np.ndarray] | None]] = {
     "tanh": (nn.Tanh, np.tanh),
     "relu": (nn.ReLU, lambda x, out: np.maximum(x, 0.0, out=out)),
     "elu": (nn.ELU, None),
     "silu": (nn.SiLU, None),
     "gelu": (nn.GELU, None),
 }
-INITIALIZATIONS = ("torch", "orthogonal")
 SMALL_BATCH = 32  # up to here NumPy's smaller overhead per call beats torch's faster kernels
 
 
 def build_mlp(
-    inputs: int,
-    outputs: int,
-    hidden: Sequence[int] = (64, 64),
+    inputs: Count,
+    outputs: Count,
+    hidden: Sequence[Count] = (64, 64),
     *,
-    activation: str = "tanh",
-    initialization: str = "torch",
+    activation: Activation = "tanh",
+    initialization: Initialization = "torch",
     output_gain: float = 1.0,
 ) -> nn.Sequential:
     """Build linear layers with an activation between them."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"unknown activation '{activation}'; valid: {', '.join(ACTIVATIONS)}")
-    if initialization not in INITIALIZATIONS:
-        raise ValueError(f"unknown initialization '{initialization}'; valid: {', '.join(INITIALIZATIONS)}")
+    if initialization not in get_args(Initialization):
+        raise ValueError(f"unknown initialization '{initialization}'; valid: {', '.join(get_args(Initialization))}")
     sizes = [inputs, *hidden, outputs]
     layers: list[nn.Module] = []
     for i, (size_in, size_out) in enumerate(itertools.pairwise(sizes)):
@@ -56,11 +61,11 @@ class MLP(nn.Module):
 
     def __init__(
         self,
-        inputs: int,
-        outputs: int,
-        hidden: Sequence[int] = (64, 64),
-        activation: str = "tanh",
-        initialization: str = "torch",
+        inputs: Count,
+        outputs: Count,
+        hidden: Sequence[Count] = (64, 64),
+        activation: Activation = "tanh",
+        initialization: Initialization = "torch",
         output_gain: float = 1.0,
     ) -> None:
         super().__init__()
@@ -108,8 +113,12 @@ class MLP(nn.Module):
 class DuelingMLP(nn.Module):
     """Value and advantage streams over a shared trunk (Wang et al. 2016): Q = V + A - mean(A)."""
 
-    def __init__(self, inputs: int, outputs: int, hidden: Sequence[int] = (64, 64), activation: str = "relu") -> None:
+    def __init__(
+        self, inputs: Count, outputs: Count, hidden: Sequence[Count] = (64, 64), activation: Activation = "relu"
+    ) -> None:
         super().__init__()
+        if not hidden:
+            raise UserError("a duelling network needs a hidden layer", key="hidden", value=[], remedy="such as [64]")
         *trunk, last = hidden
         self.trunk = MLP(inputs, last, trunk, activation)
         self.activation = ACTIVATIONS[activation][0]()
@@ -127,13 +136,17 @@ class ConvNet(nn.Module):
 
     def __init__(
         self,
-        inputs: Sequence[int],
-        outputs: int,
-        channels: Sequence[int] = (16, 32),
-        hidden: Sequence[int] = (128,),
-        activation: str = "relu",
+        inputs: Sequence[Count],
+        outputs: Count,
+        channels: Sequence[Count] = (16, 32),
+        hidden: Sequence[Count] = (128,),
+        activation: Activation = "relu",
     ) -> None:
         super().__init__()
+        if len(inputs) != 3:
+            raise UserError(
+                "images are [C, H, W]", key="inputs", value=list(inputs), remedy="use an environment that gives images"
+            )
         layers: list[nn.Module] = []
         depth = inputs[0]
         for width in channels:

@@ -53,3 +53,7 @@ def _short(value: Any, limit: int = 200) -> str:
 def _listed(names: list[str], limit: int = 24) -> str:
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown}, … ({len(names)} in all)"
+
+
+class RunError(Exception):
+    """Something that stopped a run and that no configuration mends. The command line says it and exits with 1."""

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-COUNTERS = ("agent_steps", "updates")
+from rl_lab.core.ranges import Count
+
+Counter = Literal["agent_steps", "updates"]
+COUNTERS = get_args(Counter)
 
 
 class Schedule:
     """A value that moves from start to end over a number of agent steps (or updates)."""
 
-    def __init__(self, start: float, end: float | None = None, steps: int = 1, of: str = "agent_steps") -> None:
+    def __init__(self, start: float, end: float | None = None, steps: Count = 1, of: Counter = "agent_steps") -> None:
         if of not in COUNTERS:
             raise ValueError(f"a schedule counts {' or '.join(COUNTERS)}, not '{of}'")
         if steps < 1:
@@ -55,7 +59,7 @@ class Linear(Schedule):
 class Exponential(Schedule):
     """A constant factor per step, then constant."""
 
-    def __init__(self, start: float, end: float | None = None, steps: int = 1, of: str = "agent_steps") -> None:
+    def __init__(self, start: float, end: float | None = None, steps: Count = 1, of: Counter = "agent_steps") -> None:
         if start == 0 or (end is not None and start * end <= 0):
             raise ValueError(f"an exponential schedule cannot go from {start} to {end}: both need one sign, none is 0")
         super().__init__(start, end, steps, of)

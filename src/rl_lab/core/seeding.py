@@ -31,7 +31,7 @@ class SeedTree:
         """Return the named torch generator; the same object at every call."""
         if name not in self._torch:
             generator = torch.Generator(device)
-            generator.manual_seed(int(self.sequence(name).generate_state(2, np.uint64)[0] >> np.uint64(1)))
+            generator.manual_seed(_seed_of(self.sequence(name)))
             self._torch[name] = generator
         return self._torch[name]
 
@@ -40,6 +40,13 @@ class SeedTree:
         if name not in self._numpy:
             self._numpy[name] = np.random.Generator(np.random.PCG64(self.sequence(name)))
         return self._numpy[name]
+
+    def reseed(self, label: str, index: int) -> None:
+        """Give every generator another stream, in place: what failed once must not be drawn again."""
+        for name, generator in self._torch.items():
+            generator.manual_seed(_seed_of(self.sequence(f"{label}/{name}", index)))
+        for name, numpy_generator in self._numpy.items():
+            numpy_generator.bit_generator.state = np.random.PCG64(self.sequence(f"{label}/{name}", index)).state
 
     def get_state(self) -> dict[str, Any]:
         """Return the state of every generator given out."""
@@ -56,6 +63,10 @@ class SeedTree:
             self.generator(name).set_state(value.cpu())
         for name, value in state["numpy"].items():
             self.numpy(name).bit_generator.state = value
+
+
+def _seed_of(sequence: np.random.SeedSequence) -> int:
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def seed_all(seed: int, environment: Any = None) -> dict[str, Any]:

@@ -124,6 +124,7 @@ class Workflow:
 
     checkpointed: ClassVar[Sequence[str]] = ()  # attributes saved besides components and optimisers
     known_settings: ClassVar[Sequence[str]] = ("policy",)  # keys that this workflow reads in phase.settings
+    on_policy: ClassVar[bool] = False  # learns from the latest rollout only: its buffer must be a stream
 
     def initialize(self, context: WorkflowContext) -> None:
         """Prepare what exists only at run time."""

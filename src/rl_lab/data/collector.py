@@ -54,6 +54,11 @@ class RolloutCollector:
         self.observations: Tree = observations
         return observations
 
+    def reset_episodes(self) -> None:
+        """Give up every running episode and begin new ones."""
+        self.episode_index += 1
+        self.reset()
+
     def collect(self, act: ActFunction, num_steps: int, *, random_actions: bool = False) -> CollectResult:
         """Take `num_steps` decisions in every environment and return them as a [T, N] trajectory."""
         columns: dict[str, Any] = {}

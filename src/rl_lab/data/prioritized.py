@@ -143,9 +143,9 @@ class PrioritizedReplaySource(ReplaySource):
         masses = self.tree.leaves[: self.ring.size]
         return super().get_state() | {"masses": masses.copy(), "max_priority": self.max_priority, "beta": self.beta}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
         """Restore what `get_state` returned."""
-        super().set_state(state)
+        super().set_state(state, segments)
         masses = np.asarray(state["masses"])
         self.tree.set(np.arange(self.ring.size), masses)
         self.windows.restore(masses > 0)

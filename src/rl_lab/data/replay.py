@@ -9,7 +9,7 @@ A position counts the rows of one environment since the start; a row number is `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rl_lab.core.batch import Batch, Tree, tree_map, tree_zip
+from rl_lab.core.batch import Batch, Tree, tree_leaves, tree_map, tree_zip
 from rl_lab.data.storage import DeviceStorage, HostStorage, Rows, Storage
 
 _GIVEN = ("observations", "actions", "rewards")
@@ -37,6 +37,8 @@ class Ring:
     may be drawn (`heads`, `opened`, `steps`, `last`) is always on the host.
     """
 
+    segment_bytes = 16 * 2**20
+
     def __init__(self, num_envs: int, capacity: int, device: torch.device | None = None) -> None:
         self.num_envs, self.capacity, self.device = num_envs, capacity, device
         self.num_rows = -(-capacity // num_envs) + 1  # one more than is stored: the open row
@@ -45,6 +47,7 @@ class Ring:
         self.columns: dict[str, Tree] = {}
         self.extras: dict[str, Tree] = {}  # columns of the algorithm that arrive with every trajectory
         self.written: dict[str, Tree] = {}  # columns that updates made
+        self.rewritten: set[str] = set()  # extras that updates changed
         self.heads = np.zeros(num_envs, np.int64)  # the position of the next decision
         self.ages = np.zeros(num_envs, np.int64)  # decisions so far in the running episode; 0: the next one is first
         self.opened = np.zeros(num_envs, np.bool_)  # the row at the head holds the observation of the next decision
@@ -177,13 +180,44 @@ class Ring:
                 raise ValueError(f"column '{name}' is history: an update may only write columns of its own")
             if name not in self.extras and name not in self.written:
                 self.written[name] = self._zeros(values, index.ndim)
+            if name in self.extras:
+                self.rewritten.add(name)
             column = self.extras[name] if name in self.extras else self.written[name]
             overwrite = partial(self.storage.overwrite, name, rows=index)
             tree_zip(lambda leaf, value: overwrite(leaf, values=value), column, values)  # noqa: B023
 
-    def get_state(self) -> dict[str, Any]:
-        """Return a copy of everything, as [rows, num_envs, ...] arrays of the rows that were written."""
-        filled = self.num_filled
+    @property
+    def oldest(self) -> int:
+        """The smallest position that is still stored."""
+        return max(int(self.heads.min()) - self.num_rows + 1, 0)
+
+    def segments(self) -> list[tuple[int, int]]:
+        """Return (start, stop) of the blocks of positions, about `segment_bytes` each, that will never change again.
+
+        They are cut by position alone, so that they are the same whenever one asks.
+        """
+        if not self.columns:
+            return []
+        leaves = (*tree_leaves(self.columns), *tree_leaves(self.extras))
+        per_position = sum(leaf[: self.num_envs].nbytes for leaf in leaves)
+        length = max(self.segment_bytes // per_position, 1)
+        end = max(int(self.heads.min()) - 1, 0) // length * length  # closing an episode may change the last decision
+        return [(start, start + length) for start in range(self.oldest // length * length, end, length)]
+
+    def read(self, start: int, stop: int) -> dict[str, Any]:
+        """Return rows by position, [stop - start, num_envs, ...], in host memory; what was overwritten is arbitrary."""
+        rows = self.rows(np.arange(start, stop)[:, None] + np.zeros(self.num_envs, np.int64))
+        shape = (stop - start, self.num_envs)
+        index = self.storage.index(rows)
+        history = {
+            name: tree_map(lambda leaf: self.storage.take(leaf, index, _CPU).reshape(*shape, *leaf.shape[1:]), column)
+            for name, column in self._history_columns()
+        }
+        return {"steps": self.steps[rows].reshape(shape), "last": self.last[rows].reshape(shape), **history}
+
+    def get_state(self, since: int = 0) -> dict[str, Any]:
+        """Return a copy of everything from a position on (the rest is in `segments`), rewritten columns whole."""
+        start = max(since, self.oldest)
         return {
             "shape": [self.num_rows, self.num_envs],
             "size": len(self),
@@ -191,16 +225,17 @@ class Ring:
             "heads": self.heads.copy(),
             "ages": self.ages.copy(),
             "opened": self.opened.copy(),
-            "steps": self._exported(self.steps, filled, HostStorage()),
-            "last": self._exported(self.last, filled, HostStorage()),
-            **{
-                kind: tree_map(lambda leaf: self._exported(leaf, filled, self.storage), columns)
-                for kind, columns in self._kinds()
+            "start": start,
+            "tail": self.read(start, int(self.heads.max()) + 1) if self.columns else None,
+            "rewritten": {
+                name: tree_map(lambda leaf: self.storage.export(leaf, len(leaf)), self.extras[name])
+                for name in sorted(self.rewritten)
             },
+            "written": tree_map(lambda leaf: self.storage.export(leaf, len(leaf)), self.written),
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore in place what `get_state` returned."""
+    def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
+        """Restore in place what `get_state` returned and the segments before it."""
         if list(state["shape"]) != [self.num_rows, self.num_envs]:
             raise ValueError(
                 f"the saved ring has {state['shape'][0]} rows of {state['shape'][1]} environments, "
@@ -210,21 +245,40 @@ class Ring:
         self.heads, self.ages, self.opened = (np.array(state[name]) for name in ("heads", "ages", "opened"))
         self._head_rows = self.rows(self.heads)
         self.steps[:], self.last[:] = 0, False
-        rows = np.arange(self.num_filled * self.num_envs)
-        self.steps[rows], self.last[rows] = (np.asarray(state[name]).reshape(-1) for name in ("steps", "last"))
-        index = self.storage.index(rows)
-        for kind, columns in self._kinds():
-            for name in columns.keys() - state[kind].keys():
-                del columns[name]
-            for name, saved in state[kind].items():
-                values = tree_map(torch.as_tensor, saved)
-                if name in columns:
-                    tree_map(lambda leaf: leaf[len(rows) :].__setitem__(..., 0), columns[name])
-                else:
-                    columns[name] = self._zeros(values, 2)
-                self._put(name, columns[name], index, values)
+        self.columns, self.extras, self.written = {}, {}, {}
+        self.rewritten = set(state["rewritten"])
+        if state["tail"] is not None:
+            for start, part in (*sorted((segments or {}).items()), (state["start"], state["tail"])):
+                self._restore(int(start), part)
+        every_row = self.storage.index(np.arange(self.size))
+        for group, saved in ((self.extras, state["rewritten"]), (self.written, state["written"])):
+            for name, values in saved.items():
+                values = tree_map(torch.as_tensor, values)
+                group[name] = self._zeros(values, 1)
+                self._put(name, group[name], every_row, values)
         self.version += 1
         self.restored += 1
+
+    def _restore(self, start: int, part: Mapping[str, Any]) -> None:
+        """Put rows by position back, where they are still stored."""
+        positions = start + np.arange(len(part["steps"]))[:, None] + np.zeros(self.num_envs, np.int64)
+        stored = ((positions > self.heads - self.num_rows) & (positions <= self.heads)).reshape(-1)
+        rows = self.rows(positions)[stored]
+        self.steps[rows], self.last[rows] = (np.asarray(part[name]).reshape(-1)[stored] for name in ("steps", "last"))
+        index = self.storage.index(rows)
+        for name, saved in part.items():
+            if name in ("steps", "last") or name in self.rewritten:
+                continue
+            group = self.columns if name in _FIXED else self.extras
+            values = tree_map(torch.as_tensor, saved)
+            if name not in group:
+                group[name] = self._zeros(values, 2)
+            self._put(name, group[name], index, values, stored)
+
+    def _history_columns(self) -> Iterator[tuple[str, Tree]]:
+        """Yield the columns that never change once a row is written."""
+        yield from self.columns.items()
+        yield from ((name, column) for name, column in self.extras.items() if name not in self.rewritten)
 
     def _check(self, trajectory: Batch) -> None:
         if trajectory.shape[1] != self.num_envs:
@@ -244,9 +298,6 @@ class Ring:
         for name in _FLAGS:
             self.columns[name] = self._zeros(trajectory.terminated, 2)
         self.extras = {name: self._zeros(column, 2) for name, column in trajectory.extras.items() if name != "has_next"}
-
-    def _kinds(self) -> tuple[tuple[str, dict[str, Tree]], ...]:
-        return ("columns", self.columns), ("extras", self.extras), ("written", self.written)
 
     def _zeros(self, values: Tree, num_leading: int) -> Tree:
         return tree_map(lambda leaf: self.storage.allocate(self.size, leaf, num_leading), values)
@@ -315,6 +366,3 @@ class Ring:
             env = np.flatnonzero(self.opened)
             rows, latest = rows[env], tree_map(lambda leaf: leaf[-1, env], successors)
         self._put("observations", self.columns["observations"], self.storage.index(rows), latest)
-
-    def _exported(self, column: Any, filled: int, storage: Storage) -> Any:
-        return storage.export(column, filled * self.num_envs).reshape(filled, self.num_envs, *column.shape[1:])

@@ -42,6 +42,10 @@ class Source(Protocol):
         """Take in decisions [T, N]."""
         ...
 
+    def close_open(self, env_mask: NDArray[np.bool_] | None = None) -> None:
+        """End running episodes as truncated: what is added next does not continue them."""
+        ...
+
     def draw(self, k: int = 1, batch_size: int | None = None) -> NDArray[np.int64]:
         """Choose the rows of k batches: [k, ...]."""
         ...
@@ -64,12 +68,17 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def get_state(self) -> dict[str, Any]:
-        """Return everything but the generator."""
+    @property
+    def history(self) -> Ring | None:
+        """What never changes and is saved once, in segments."""
         ...
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `get_state` returned."""
+    def get_state(self) -> dict[str, Any]:
+        """Return everything but the generator and the segments of `history`."""
+        ...
+
+    def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
+        """Restore what `get_state` returned, and the segments."""
         ...
 
 
@@ -113,6 +122,9 @@ class StreamSource:
         rollout = replace_unchecked(as_trajectory(trajectory, self.num_envs), infos=(), rows=None)
         self.rollout = rollout if self.device == _CPU else rollout.to(self.device)
 
+    def close_open(self, env_mask: NDArray[np.bool_] | None = None) -> None:
+        """A rollout stands by itself: nothing continues it."""
+
     def draw(self, k: int = 1, batch_size: int | None = None) -> NDArray[np.int64]:
         """Choose nothing, k times: there is one rollout. With a batch size: transitions [k, B], each at most once."""
         if batch_size is None:
@@ -143,6 +155,11 @@ class StreamSource:
     def advance(self, *, agent_steps: int, updates: int) -> None:
         """Nothing is scheduled here."""
 
+    @property
+    def history(self) -> None:
+        """A rollout is saved whole."""
+        return None
+
     def get_state(self) -> dict[str, Any]:
         """Return the columns of the rollout."""
         if self.rollout is None:
@@ -150,7 +167,7 @@ class StreamSource:
         names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations", "extras")
         return {"rollout": {name: getattr(self.rollout, name) for name in names}}
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
         """Restore the rollout."""
         saved = state["rollout"]
         move = lambda leaf: torch.as_tensor(leaf).to(self.device)  # noqa: E731
@@ -219,6 +236,10 @@ class ReplaySource:
         """Append decisions to the ring."""
         self.ring.add(as_trajectory(trajectory, self.num_envs))
 
+    def close_open(self, env_mask: NDArray[np.bool_] | None = None) -> None:
+        """End running episodes as truncated: what is added next does not continue them."""
+        self.ring.close_open(env_mask)
+
     def draw(self, k: int = 1, batch_size: int | None = None) -> NDArray[np.int64]:
         """Choose rows on the host: [k, B], or [k, L, B] for windows."""
         self._sync()
@@ -240,14 +261,22 @@ class ReplaySource:
     def advance(self, *, agent_steps: int, updates: int) -> None:
         """Nothing is scheduled here."""
 
-    def get_state(self) -> dict[str, Any]:
-        """Return the ring, unless it is another source's."""
-        return {"ring": self.ring.get_state()} if self.owns_ring else {}
+    @property
+    def history(self) -> Ring | None:
+        """The ring, unless it is another source's."""
+        return self.ring if self.owns_ring else None
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
+    def get_state(self) -> dict[str, Any]:
+        """Return the ring without its segments, unless it is another source's."""
+        if not self.owns_ring:
+            return {}
+        segments = self.ring.segments()
+        return {"ring": self.ring.get_state(since=segments[-1][1] if segments else 0)}
+
+    def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
         """Restore the ring in place."""
         if self.owns_ring:
-            self.ring.set_state(state["ring"])
+            self.ring.set_state(state["ring"], segments)
 
     def _sync(self) -> None:
         self.windows.sync()

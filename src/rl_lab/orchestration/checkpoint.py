@@ -1,4 +1,8 @@
-"""CheckpointManager: a directory per checkpoint, digests of every file, the manifest written last."""
+"""CheckpointManager: a folder per checkpoint, a digest of every file it needs, the manifest written last.
+
+A checkpoint is published by renaming a finished folder, so it is there completely or not at all. Replay history lies
+beside the checkpoints in segments that are written once; a checkpoint lists the segments it needs.
+"""
 
 from __future__ import annotations
 
@@ -6,116 +10,202 @@ import hashlib
 import json
 import os
 import platform
-import shutil
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from rl_lab.orchestration.files import Files
 from rl_lab.orchestration.state_files import decode, encode
 
 FORMAT = 1
 PACKAGES = ("rl-lab", "torch", "numpy", "gymnasium")
+MAX_MANIFEST_BYTES = 16 * 2**20
+_NUMBER = re.compile(r"\d{10}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_]+\.(safetensors|json)")
+_SEGMENT_NAME = re.compile(r"\d{12}-[0-9a-f]{12}\.safetensors")
 
 
-class Files:
-    """The few calls through which a checkpoint reaches the disk."""
+class CheckpointError(Exception):
+    """A checkpoint that cannot be trusted."""
 
-    def write(self, path: Path, data: bytes) -> None:
-        """Write a new file and wait until it is on the disk."""
-        with open(path, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
 
-    def make_folder(self, path: Path) -> None:
-        """Create a folder and its parents."""
-        path.mkdir(parents=True, exist_ok=True)
+class History(Protocol):
+    """Replay rows that never change any more, in segments cut by position."""
 
-    def rename(self, source: Path, target: Path) -> None:
-        """Give a folder its final name."""
-        os.rename(source, target)
+    def segments(self) -> list[tuple[int, int]]:
+        """Return (start, stop) of the complete segments that still hold living rows."""
+        ...
 
-    def sync_folder(self, path: Path) -> None:
-        """Wait until the entries of a folder are on the disk."""
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    def read(self, start: int, stop: int) -> Mapping[str, Any]:
+        """Return the columns of a segment."""
+        ...
 
-    def remove(self, path: Path) -> None:
-        """Remove a folder with everything in it."""
-        shutil.rmtree(path, ignore_errors=True)
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint."""
+
+    path: Path
+    manifest: dict[str, Any]
+    state: dict[str, Any]
+    histories: dict[str, dict[int, Any]]  # buffer -> start position -> columns
 
 
 class CheckpointManager:
-    """Keeps the last checkpoints of a run under `folder`, and `best` beside them."""
+    """Keeps the last checkpoints of a run in `folder`/checkpoints, replay segments and `best` beside them."""
 
-    def __init__(self, folder: Path, *, keep: int = 2, files: Files | None = None) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(
+        self, folder: Path, *, keep: int = 2, files: Files | None = None, say: Callable[[str], None] = print
+    ) -> None:
+        self.run_folder, self.folder, self.keep = folder, folder / "checkpoints", keep
         self.files = Files() if files is None else files
+        self.say = say
+        self._segments: dict[str, dict[int, dict[str, Any]]] = {}  # buffer -> start -> entry of the manifest
+        self.last_bytes = 0
 
-    def save(self, number: int, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
-        """Write a checkpoint; it appears under its number only when it is complete."""
+    def save(
+        self,
+        number: int,
+        state: Mapping[str, Any],
+        facts: Mapping[str, Any],
+        histories: Mapping[str, History] | None = None,
+    ) -> Path:
+        """Write a checkpoint; it appears under its number only when everything it needs is on the disk."""
         target = self.folder / f"{number:010d}"
-        if target.exists():
+        if target.name in self.files.names(self.folder):
             return target
-        self._publish(target, state, facts)
-        for old in self.numbered()[: -self.keep]:
-            self.files.remove(old)
+        segments = {name: self._save_segments(name, history) for name, history in (histories or {}).items()}
+        self._publish(target, state, {**facts, "segments": segments, "parent": self._newest_name()})
+        self._segments = {name: {entry["start"]: entry for entry in entries} for name, entries in segments.items()}
+        self._collect_garbage()
         return target
 
     def save_best(self, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
         """Replace the best agent."""
-        target = self.folder.parent / "best"
-        retired = self.folder.parent / f".best.old-{os.getpid()}"
-        if target.exists():
+        target = self.run_folder / "best"
+        retired = self.run_folder / f".best.old-{os.getpid()}"
+        if target.name in self.files.names(self.run_folder):
+            self.files.remove(retired)
             self.files.rename(target, retired)
         self._publish(target, state, facts)
         self.files.remove(retired)
         return target
 
     def numbered(self) -> list[Path]:
-        """Return the complete checkpoints, oldest first."""
-        if not self.folder.is_dir():
-            return []
-        return sorted(path for path in self.folder.iterdir() if path.name.isdecimal() and path.is_dir())
+        """Return the published checkpoints, oldest first."""
+        return [self.folder / name for name in self.files.names(self.folder) if _NUMBER.fullmatch(name)]
 
-    def load_latest(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """Return (manifest, state) of the newest good checkpoint, or None if there is none."""
+    def load_latest(self, max_bytes: int | None = None) -> Checkpoint | None:
+        """Return the newest good checkpoint, or None if there is none; damaged ones are set aside."""
         for path in reversed(self.numbered()):
             try:
-                return self.load(path)
+                return self.load(path, max_bytes)
             except CheckpointError as error:
                 aside = path.with_name(f"{path.name}.corrupt")
-                os.rename(path, aside)
-                print(f"warning: checkpoint {path.name} is damaged ({error}); set aside as {aside.name}")
+                self.files.remove(aside)
+                self.files.rename(path, aside)
+                self.say(f"warning: checkpoint {path.name} is damaged: {error}; it was set aside as {aside.name}")
         return None
 
-    @staticmethod
-    def load(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Verify every file of a checkpoint, then return (manifest, state)."""
+    def load(self, path: Path, max_bytes: int | None = None) -> Checkpoint:
+        """Verify every file that a checkpoint needs, then read it. Nothing else is touched."""
         try:
-            manifest = json.loads((path / "manifest.json").read_bytes())
-            if manifest["format"] > FORMAT:
-                raise CheckpointError(f"its format {manifest['format']} is newer than this version of rl-lab knows")
-            contents: dict[str, bytes] = {}
-            for name, expected in manifest["files"].items():
-                data = (path / name).read_bytes()
-                if len(data) != expected["size"] or hashlib.sha256(data).hexdigest() != expected["sha256"]:
-                    raise CheckpointError(f"{name} does not match its digest")
-                contents[name] = data
-            state = {
-                section: decode(contents[f"{section}.safetensors"], contents[f"{section}.json"])
-                for section in manifest["sections"]
+            checkpoint = self._load(path, max_bytes)
+        except CheckpointError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            text = str(error).splitlines()
+            raise CheckpointError(text[0][:200] if text else type(error).__name__) from None
+        if path.parent == self.folder:
+            self._segments = {
+                name: {entry["start"]: entry for entry in entries}
+                for name, entries in checkpoint.manifest.get("segments", {}).items()
             }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(str(error)) from None
-        return manifest, state
+        return checkpoint
+
+    def _load(self, path: Path, max_bytes: int | None) -> Checkpoint:
+        manifest = self._read_manifest(path)
+        files, sections = manifest["files"], manifest["sections"]
+        segments = manifest.get("segments", {})
+        expected = {f"{section}.{ending}" for section in sections for ending in ("safetensors", "json")}
+        if set(files) != expected or not all(_FILE_NAME.fullmatch(name) for name in files):
+            raise CheckpointError("the manifest's list of files does not fit its sections")
+        if set(self.files.names(path)) != expected | {"manifest.json"}:
+            raise CheckpointError("there are files that the manifest does not list, or some are missing")
+        total = sum(_size(entry) for entry in files.values())
+        total += sum(_size(entry) for entries in segments.values() for entry in entries)
+        if max_bytes is not None and total > max_bytes:
+            raise CheckpointError(f"it says that it has {total:,} bytes, more than the {max_bytes:,} this run can need")
+        contents = {name: self._read_verified(path / name, entry) for name, entry in files.items()}
+        state = {
+            section: decode(contents[f"{section}.safetensors"], contents[f"{section}.json"]) for section in sections
+        }
+        histories = {
+            name: {entry["start"]: self._read_segment(name, entry) for entry in entries}
+            for name, entries in segments.items()
+        }
+        return Checkpoint(path, manifest, state, histories)
+
+    def _read_manifest(self, path: Path) -> dict[str, Any]:
+        if self.files.size(path / "manifest.json") > MAX_MANIFEST_BYTES:
+            raise CheckpointError("manifest.json is too large")
+        data = self.files.read(path / "manifest.json")
+        manifest = json.loads(data)
+        if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+            raise CheckpointError("manifest.json does not describe a checkpoint")
+        manifest.pop("sha256", None)
+        if _sealed(manifest) != data:  # to the byte: white space and order count, too
+            raise CheckpointError("manifest.json does not match its digest")
+        if manifest["format"] > FORMAT:
+            raise CheckpointError(f"its format {manifest['format']} is newer than this rl-lab: install a newer one")
+        return manifest
+
+    def _read_verified(self, path: Path, entry: Mapping[str, Any]) -> bytes:
+        if self.files.size(path) != _size(entry):
+            raise CheckpointError(f"{path.name} has another size than the manifest says")
+        data = self.files.read(path)
+        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
+            raise CheckpointError(f"{path.name} does not match its digest")
+        return data
+
+    def _read_segment(self, buffer: str, entry: Mapping[str, Any]) -> Any:
+        if not _SEGMENT_NAME.fullmatch(entry["file"]) or not re.fullmatch(r"\w+", buffer):
+            raise CheckpointError(f"'{entry['file']}' is no name of a segment")
+        data = self._read_verified(self._segment_folder(buffer) / entry["file"], entry)
+        return decode(data, json.dumps(entry["columns"]).encode())
+
+    def _save_segments(self, buffer: str, history: History) -> list[dict[str, Any]]:
+        known = self._segments.get(buffer, {})
+        folder = self._segment_folder(buffer)
+        entries = []
+        for start, stop in history.segments():
+            if start not in known:
+                known = {**known, start: self._save_segment(folder, start, history.read(start, stop))}
+            entries.append(known[start])
+        if entries:
+            self.files.sync(folder)
+        self._segments[buffer] = known  # written ones need not be written again if this checkpoint fails
+        return entries
+
+    def _save_segment(self, folder: Path, start: int, columns: Mapping[str, Any]) -> dict[str, Any]:
+        self.files.make_folder(folder)
+        data, plain = encode(columns)
+        digest = hashlib.sha256(data).hexdigest()
+        path = folder / f"{start:012d}-{digest[:12]}.safetensors"
+        temporary = folder / f".{path.name}.tmp-{os.getpid()}"
+        self.files.write(temporary, data)
+        self.files.sync(temporary)
+        self.files.rename(temporary, path)
+        return {"start": start, "file": path.name, "size": len(data), "sha256": digest, "columns": json.loads(plain)}
+
+    def _segment_folder(self, buffer: str) -> Path:
+        return self.run_folder / "replay" / buffer
 
     def _publish(self, target: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
@@ -126,21 +216,65 @@ class CheckpointManager:
             tensors, plain = encode(value)
             for name, data in ((f"{section}.safetensors", tensors), (f"{section}.json", plain)):
                 self.files.write(temporary / name, data)
+                self.files.sync(temporary / name)
                 described[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         manifest = {
             "format": FORMAT,
-            "created_at": datetime.now(UTC).isoformat(),
+            "meta": {"created_at": datetime.now(UTC).isoformat(), "run_id": self.run_folder.name},
             "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
             "threads": torch.get_num_threads(),
             **facts,
             "sections": list(state),
             "files": described,
         }
-        self.files.write(temporary / "manifest.json", json.dumps(manifest, indent=1).encode())
-        self.files.sync_folder(temporary)
+        data = _sealed(manifest)
+        self.files.write(temporary / "manifest.json", data)
+        self.files.sync(temporary / "manifest.json")
+        self.files.sync(temporary)
         self.files.rename(temporary, target)
-        self.files.sync_folder(target.parent)
+        self.files.sync(target.parent)
+        self.last_bytes = sum(entry["size"] for entry in described.values()) + len(data)
+
+    def _newest_name(self) -> str | None:
+        published = self.numbered()
+        return published[-1].name if published else None
+
+    def _collect_garbage(self) -> None:
+        """Remove old checkpoints, what broken saves left, and segments that no kept checkpoint lists."""
+        published = self.numbered()
+        for old in published[: -self.keep]:
+            self.files.remove(old)
+        for folder, pattern in ((self.folder, _NUMBER), (self.run_folder, re.compile("best"))):
+            for name in self.files.names(folder):
+                stale = re.fullmatch(r"\.(.+)\.tmp-\d+", name)
+                if stale and pattern.fullmatch(stale.group(1)):
+                    self.files.remove(folder / name)
+        listed: dict[str, set[str]] = {}
+        for path in published[-self.keep :]:
+            try:
+                segments = self._read_manifest(path).get("segments", {})
+            except (CheckpointError, OSError, ValueError):
+                return  # a damaged one may list anything: remove nothing
+            for buffer, entries in segments.items():
+                listed.setdefault(buffer, set()).update(entry["file"] for entry in entries)
+        for buffer, names in listed.items():
+            self._remove_unlisted(self._segment_folder(buffer), names)
+
+    def _remove_unlisted(self, folder: Path, names: Iterable[str]) -> None:
+        kept = set(names)
+        for name in self.files.names(folder):
+            if name not in kept:
+                self.files.remove(folder / name)
 
 
-class CheckpointError(Exception):
-    """A checkpoint that cannot be trusted."""
+def _sealed(manifest: Mapping[str, Any]) -> bytes:
+    """Write a manifest with the digest of itself."""
+    digest = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
+    return json.dumps({**manifest, "sha256": digest}, indent=1).encode()
+
+
+def _size(entry: Mapping[str, Any]) -> int:
+    size = entry["size"]
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise CheckpointError("the manifest has a size that is no size")
+    return size

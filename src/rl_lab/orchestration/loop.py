@@ -7,13 +7,20 @@ from typing import Any
 
 import torch
 
-from rl_lab.core.batch import Batch
+from rl_lab.core.batch import Batch, tree_leaves
+from rl_lab.core.errors import RunError
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.core.workflow import CollectResult, Event, Metrics, Update, Workflow
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 
 Evaluate = Callable[[], Metrics]
 Step = Callable[..., Event]
+OnNonfinite = Callable[[str, Batch | None], None]  # what was found, and the data that brought it
+
+
+def refuse_nonfinite(found: str, batch: Batch | None) -> None:
+    """Stop the run at the first number that is not finite."""
+    raise RunError(found)
 
 
 def training_loop(
@@ -41,16 +48,18 @@ def run_hook(
     collector: Any,
     sources: Mapping[str, Any],
     evaluate: Evaluate | None = None,
+    *,
+    on_nonfinite: OnNonfinite = refuse_nonfinite,
 ) -> Event:
     """Run one hook and say what it did."""
     if hook.name == "collect":
-        return _collect(hook, phase, workflow, collector, sources)
+        return _collect(hook, phase, workflow, collector, sources, on_nonfinite)
     if hook.name == "evaluate":
         if evaluate is None:
             raise ValueError("the phase has the hook 'evaluate', but the loop was given no evaluate function")
         results = [evaluate() for _ in range(hook.times)]
         return Event(hook.name, phase.name, metrics=results[-1])
-    return _update(hook, phase, workflow, sources)
+    return _update(hook, phase, workflow, sources, on_nonfinite)
 
 
 def advance_schedules(workflow: Workflow, sources: Mapping[str, Any], scheduler: PhaseScheduler) -> None:
@@ -59,64 +68,6 @@ def advance_schedules(workflow: Workflow, sources: Mapping[str, Any], scheduler:
     workflow.advance_schedules(**counters)
     for source in sources.values():
         source.advance(**counters)
-
-
-def _collect(hook: Hook, phase: Phase, workflow: Workflow, collector: Any, sources: Mapping[str, Any]) -> Event:
-    if workflow.collects:
-        results = [_collect_step(workflow, step, phase) for step in range(hook.times)]
-    else:
-        random_actions = phase.settings.get("policy") == "random"
-        results = [collector.collect(workflow.act, hook.times, random_actions=random_actions)]
-    steps = env_steps = episodes = 0
-    for result in results:
-        steps += result.steps
-        episodes += result.episodes
-        env_steps += result.extras.get("env_steps", result.steps)
-        if result.trajectory is not None and hook.source is not None:
-            sources[hook.source].add(result.trajectory)
-    metrics = mean_metrics([result.metrics for result in results])
-    return Event(hook.name, phase.name, steps=steps, episodes=episodes, env_steps=env_steps, metrics=metrics)
-
-
-def _collect_step(workflow: Workflow, step: int, phase: Phase) -> CollectResult:
-    result = workflow.collect_step(step, phase=phase)
-    if not isinstance(result, CollectResult):
-        raise TypeError(f"{type(workflow).__name__}.collect_step must return a CollectResult, not {result!r}")
-    return result
-
-
-def _update(hook: Hook, phase: Phase, workflow: Workflow, sources: Mapping[str, Any]) -> Event:
-    method = getattr(workflow, hook.name)
-    collected: list[Metrics] = []
-    if not workflow.takes_batch(hook.name):
-        for _ in range(hook.times):
-            collected.append(_metrics_of(method(phase=phase), None, None))
-    else:
-        assert hook.source is not None
-        source = sources[hook.source]
-        drawn = 0
-        while drawn < hook.times:
-            # Priorities change between updates, so a source that depends on them draws one batch at a time.
-            ahead = hook.times - drawn if source.draw_ahead else 1
-            for rows in source.draw(ahead):
-                batch = source.gather(rows)
-                collected.append(_metrics_of(method(batch, phase=phase), source, batch))
-            drawn += ahead
-    for optimizer in workflow.optimizers():
-        if optimizer.nonfinite.device.type == "cpu" and optimizer.nonfinite:
-            raise FloatingPointError(
-                f"{hook.name} in phase '{phase.name}' met a loss or gradient that is not finite; "
-                "that step was not applied"
-            )
-    return Event(hook.name, phase.name, updates=hook.times, metrics=mean_metrics(collected))
-
-
-def _metrics_of(result: Metrics | Update | None, source: Any, batch: Batch | None) -> Metrics:
-    if isinstance(result, Update):
-        if source is not None and batch is not None and result.columns:
-            source.write(batch.rows, result.columns)
-        return result.metrics
-    return {} if result is None else result
 
 
 def mean_metrics(collected: Sequence[Metrics]) -> Metrics:
@@ -131,3 +82,85 @@ def mean_metrics(collected: Sequence[Metrics]) -> Metrics:
         name: torch.stack(entries).mean() if isinstance(entries[0], torch.Tensor) else sum(entries) / len(entries)
         for name, entries in values.items()
     }
+
+
+def _collect(
+    hook: Hook,
+    phase: Phase,
+    workflow: Workflow,
+    collector: Any,
+    sources: Mapping[str, Any],
+    on_nonfinite: OnNonfinite,
+) -> Event:
+    if workflow.collects:
+        results = [_collect_step(workflow, step, phase) for step in range(hook.times)]
+    else:
+        random_actions = phase.settings.get("policy") == "random"
+        results = [collector.collect(workflow.act, hook.times, random_actions=random_actions)]
+    steps = env_steps = episodes = 0
+    for result in results:
+        steps += result.steps
+        episodes += result.episodes
+        env_steps += result.extras.get("env_steps", result.steps)
+        if result.trajectory is None or hook.source is None:
+            continue
+        if isinstance(result.trajectory, Batch) and not _is_finite(result.trajectory):
+            on_nonfinite(
+                f"phase '{phase.name}' collected a reward or an observation that is not finite", result.trajectory
+            )
+            # Nothing of it is kept, so the stream begins anew on both sides.
+            sources[hook.source].close_open()
+            collector.reset_episodes()
+            continue
+        sources[hook.source].add(result.trajectory)
+    metrics = mean_metrics([result.metrics for result in results])
+    return Event(hook.name, phase.name, steps=steps, episodes=episodes, env_steps=env_steps, metrics=metrics)
+
+
+def _collect_step(workflow: Workflow, step: int, phase: Phase) -> CollectResult:
+    result = workflow.collect_step(step, phase=phase)
+    if not isinstance(result, CollectResult):
+        raise TypeError(f"{type(workflow).__name__}.collect_step must return a CollectResult, not {result!r}")
+    return result
+
+
+def _is_finite(trajectory: Batch) -> bool:
+    # A sum is finite only if all its terms are; one number per column is enough to know.
+    columns = (trajectory.rewards, *tree_leaves(trajectory.observations), *tree_leaves(trajectory.next_observations))
+    return all(bool(torch.isfinite(column.sum())) for column in columns if column.dtype.is_floating_point)
+
+
+def _update(
+    hook: Hook, phase: Phase, workflow: Workflow, sources: Mapping[str, Any], on_nonfinite: OnNonfinite
+) -> Event:
+    method = getattr(workflow, hook.name)
+    optimizers = [o for o in workflow.optimizers() if o.nonfinite.device.type == "cpu"]
+    collected: list[Metrics] = []
+
+    def call(source: Any, batch: Batch | None) -> None:
+        result = method(phase=phase) if batch is None else method(batch, phase=phase)
+        if isinstance(result, Update):
+            if batch is not None and result.columns:
+                source.write(batch.rows, result.columns)
+            result = result.metrics
+        if result is not None:
+            collected.append(result)
+        for optimizer in optimizers:
+            if optimizer.nonfinite:  # the step itself was not applied
+                optimizer.nonfinite.zero_()
+                on_nonfinite(f"{hook.name} in phase '{phase.name}' met a loss or gradient that is not finite", batch)
+
+    if not workflow.takes_batch(hook.name):
+        for _ in range(hook.times):
+            call(None, None)
+    else:
+        assert hook.source is not None
+        source = sources[hook.source]
+        drawn = 0
+        while drawn < hook.times:
+            # Priorities change between updates, so a source that depends on them draws one batch at a time.
+            ahead = hook.times - drawn if source.draw_ahead else 1
+            for rows in source.draw(ahead):
+                call(source, source.gather(rows))
+            drawn += ahead
+    return Event(hook.name, phase.name, updates=hook.times, metrics=mean_metrics(collected) if collected else {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -13,20 +14,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from rl_lab.core.batch import Batch
+from rl_lab.core.errors import RunError
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.seeding import SeedTree, global_states, restore_global_states
 from rl_lab.core.workflow import Event, Workflow
 from rl_lab.data.collector import RolloutCollector
-from rl_lab.orchestration.checkpoint import CheckpointManager
+from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointManager
 from rl_lab.orchestration.dashboard import Dashboard, Status
 from rl_lab.orchestration.evaluation import Evaluator
-from rl_lab.orchestration.loggers import JsonlLogger, MetricSums, Record, TensorBoardLogger, prefixed
-from rl_lab.orchestration.loop import training_loop
+from rl_lab.orchestration.loggers import MetricSums, prefixed
+from rl_lab.orchestration.loop import run_hook, training_loop
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
+from rl_lab.orchestration.recorder import Recorder
+from rl_lab.orchestration.state_files import encode
 
 FINISHED, STOPPED = 0, 75  # exit codes
+MAX_FAILED_SAVES = 3
+MAX_ROLLBACKS = 3
+NONFINITE_POLICIES = ("stop", "skip", "rollback")
+
+
+class RollBack(Exception):  # noqa: N818
+    """Raised inside a hook to go back to the last checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +55,7 @@ class RunSettings:
     tensorboard: bool = True
     checkpoint_every_seconds: float | None = 60.0
     checkpoint_every_steps: int | None = None
+    nonfinite: str = "stop"  # what a number that is not finite does: stop, skip its step, or roll back
     facts: Mapping[str, Any] | None = None  # for the manifest: config hash, device
 
 
@@ -93,7 +107,7 @@ class Orchestrator:
         self.workflow, self.scheduler, self.collector, self.sources = workflow, scheduler, collector, sources
         self.evaluator, self.seeds, self.counters, self.sums = evaluator, seeds, counters, sums
         self.components, self.controllers, self.optimizers = components, controllers, optimizers
-        self.dashboard = dashboard
+        self.recorder = Recorder(folder, tensorboard=settings.tensorboard, dashboard=dashboard)
         self._logged_steps = self._logged_updates = 0
         self._evaluated_steps = 0
         self._saved_steps = 0
@@ -105,31 +119,44 @@ class Orchestrator:
         self._phase = scheduler.current_phase().name
         self._is_online = {phase.name: phase.type == "online" for phase in scheduler.phases}
         self._shown: dict[str, float] = {}
-        self._jsonl: JsonlLogger | None = None
-        self._tensorboard: TensorBoardLogger | None = None
-        self._events = training_loop(workflow, scheduler, collector, sources, evaluator)
+        self._failed_saves = 0
+        self._rollbacks = 0
+        self._events = self._loop()
         self.stopped_early = False
-        self.warnings: list[str] = []
 
     def run(self) -> int:
         """Train until the curriculum ends (0) or a signal asks to stop (75)."""
-        self._open()
+        self._started_at = self._saved_at = time.monotonic()
+        self.recorder.open(self._status(), env_steps=self.counters.env_steps, resumed=self.counters.actions > 0)
         try:
             with self._signals():
                 if self.counters.actions == 0:
                     self.save()
-                for event in self._events:
-                    self._consume(event)
-                    if self._signalled:
-                        self.save()
-                        self._write_summary(finished=False)
-                        return STOPPED
-                    if self.stopped_early:
-                        break
+                while not self._run_events():
+                    self._roll_back()
+                if self._signalled and not self.is_finished():
+                    self.save(required=True)
+                    self._write_summary(finished=False)
+                    return STOPPED
                 self._finish()
                 return FINISHED
         finally:
-            self._close()
+            self.recorder.close()
+
+    def _loop(self) -> Iterator[Event]:
+        step = functools.partial(run_hook, on_nonfinite=self._on_nonfinite)
+        return training_loop(self.workflow, self.scheduler, self.collector, self.sources, self.evaluator, step)
+
+    def _run_events(self) -> bool:
+        """Consume events until the end or a signal; False where the run must roll back."""
+        try:
+            for event in self._events:
+                self._consume(event)
+                if self._signalled or self.stopped_early:
+                    break
+        except RollBack:
+            return False
+        return True
 
     def train_step(self) -> dict[str, float]:
         """Run one cycle of the scheduler and return the metrics of its events."""
@@ -145,13 +172,79 @@ class Orchestrator:
         """Run one evaluation and return its metrics."""
         return {key: float(value) for key, value in prefixed("evaluate", self.evaluator()).items()}
 
-    def save(self) -> None:
-        """Write a checkpoint of everything."""
-        if self._jsonl is not None:
-            self._jsonl.sync()
-        self.checkpoints.save(self.counters.actions, self.get_state(), self._facts())
+    def save(self, *, required: bool = False) -> None:
+        """Write a checkpoint of everything. A disk that refuses is waited for, unless the save is required."""
         self._saved_at = time.monotonic()
         self._saved_steps = self.counters.agent_steps
+        self._check_weights()
+        try:
+            self._check_space()
+            state = self.get_state()  # syncs the log first: its length is part of the state
+            self.checkpoints.save(self.counters.actions, state, self._facts(), self._histories())
+        except OSError as error:
+            self._failed_saves += 1
+            cause = f"checkpoint {self.counters.actions} could not be written: {error.strerror or error}"
+            if required or self._failed_saves >= MAX_FAILED_SAVES:
+                raise RunError(
+                    f"{cause}. This was failure {self._failed_saves} in a row; the last good checkpoint is intact in "
+                    f"{self.checkpoints.folder}, and the same command continues from it."
+                ) from None
+            self.recorder.warn(f"{cause}; training goes on")
+            return
+        self._failed_saves = 0
+
+    def _histories(self) -> dict[str, Any]:
+        return {name: source.history for name, source in self.sources.items() if source.history is not None}
+
+    def _check_space(self) -> None:
+        free = self.checkpoints.files.free_bytes(self.folder)
+        if free < 2 * self.checkpoints.last_bytes:
+            raise OSError(28, f"only {free:,} bytes are free, less than twice the last checkpoint")
+
+    def _check_weights(self) -> None:
+        """A checkpoint never holds weights that are not finite."""
+        for name, module in {**self.components, **self.controllers}.items():
+            if isinstance(module, nn.Module):
+                for parameter in module.parameters():
+                    if parameter.is_floating_point() and not torch.isfinite(parameter).all():
+                        raise RunError(f"a weight of '{name}' is not finite; the last good checkpoint is intact")
+
+    def _on_nonfinite(self, found: str, batch: Batch | None) -> None:
+        """Do what the policy says about a number that is not finite."""
+        where = self._keep_batch(batch)
+        if self.settings.nonfinite == "skip":
+            self.recorder.warn(f"{found}; skipped")
+            return
+        if self.settings.nonfinite == "rollback" and self._rollbacks < MAX_ROLLBACKS and self.checkpoints.numbered():
+            raise RollBack
+        raise RunError(f"{found}. The step was not applied; the last checkpoint is good.{where}")
+
+    def _keep_batch(self, batch: Batch | None) -> str:
+        if batch is None:
+            return ""
+        names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations", "extras")
+        tensors, _ = encode({name: getattr(batch, name) for name in names})
+        path = self.folder / "nonfinite" / f"{self.counters.actions:010d}.safetensors"
+        try:
+            self.checkpoints.files.make_folder(path.parent)
+            self.checkpoints.files.write(path, tensors)
+        except OSError as error:
+            return f" Its batch could not be kept: {error.strerror}."
+        return f" Its batch is in {path}."
+
+    def _roll_back(self) -> None:
+        self._rollbacks += 1
+        checkpoint = self.checkpoints.load_latest()
+        if checkpoint is None:
+            raise RunError("there is no good checkpoint to roll back to")
+        self.restore(checkpoint)
+        self.seeds.reseed("rollback", self._rollbacks)
+        self.recorder.warn(f"rolled back to {self.counters.agent_steps:,} agent steps, with fresh random numbers")
+        self._events = self._loop()
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint, in place."""
+        self.set_state(checkpoint.state, checkpoint.histories)
 
     def parameters(self) -> dict[str, Any]:
         """Return what acting needs: the weights of components, controllers and workflow."""
@@ -186,24 +279,29 @@ class Orchestrator:
             "rng_state": global_states(),
             "run": {
                 "counters": vars(self.counters).copy(),
+                "rollbacks": self._rollbacks,
                 "sums": self.sums.get_state(),
                 "logged_steps": self._logged_steps,
                 "logged_updates": self._logged_updates,
                 "evaluated_steps": self._evaluated_steps,
-                "jsonl_offset": 0 if self._jsonl is None else self._jsonl.offset,
+                "jsonl_offset": self.recorder.sync(),
                 "wall_seconds": self._wall_seconds(),
             },
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Restore everything in place."""
+    def set_state(self, state: Mapping[str, Any], histories: Mapping[str, Any] | None = None) -> None:
+        """Restore everything in place; `histories` are the replay segments that the state refers to."""
         self.set_parameters(state)
         for name, optimizer in self.optimizers.items():
             optimizer.set_state(state["optimizers"][name])
         self.scheduler.set_state(state["phase_state"])
-        self.collector.set_state(state["collector"])
         for name, source in self.sources.items():
-            source.set_state(state["sources"][name])
+            source.set_state(state["sources"][name], (histories or {}).get(name, {}))
+        if not self.collector.set_state(state["collector"]):
+            lost = self.collector.replaced_rows
+            self.recorder.warn(f"{int(lost.sum())} environments did not come back the same: their episodes were cut")
+            for source in self.sources.values():
+                source.close_open(lost)
         self.evaluator.set_state(state["evaluation"])
         self.seeds.set_state(state["generators"])
         restore_global_states(state["rng_state"])
@@ -217,11 +315,8 @@ class Orchestrator:
         self._phase = self.scheduler.current_phase().name  # also passes the end of a cycle that was just finished
         self._cycles = self.scheduler.cycles
         self._saved_steps = self._steps_before = self.counters.agent_steps
-        path = self.folder / "metrics.jsonl"
-        if path.exists():
-            logger = JsonlLogger(path)
-            logger.truncate(run["jsonl_offset"])
-            logger.close()
+        self._rollbacks = max(self._rollbacks, run["rollbacks"])
+        self.recorder.truncate(run["jsonl_offset"])
 
     def summary(self, *, finished: bool) -> dict[str, Any]:
         """Return the run in a few numbers."""
@@ -249,8 +344,9 @@ class Orchestrator:
             self.sums.add_all(prefixed(event.hook, event.metrics), weight)
         if self._cycle_ended():
             self._end_cycle(online=self._is_online[event.phase])
-        if self.dashboard is not None and self.dashboard.due:
-            self.dashboard.update(self._status())
+        dashboard = self.recorder.dashboard
+        if dashboard is not None and dashboard.due:
+            dashboard.update(self._status())
 
     def _count(self, event: Event) -> None:
         self.counters.env_steps += event.env_steps
@@ -289,7 +385,7 @@ class Orchestrator:
             self.evaluator()
             self._record_evaluation()
         self._log_means()
-        self.save()
+        self.save(required=True)
         self._write_summary(finished=True)
 
     def _record_evaluation(self) -> None:
@@ -299,12 +395,15 @@ class Orchestrator:
         metrics: dict[str, Any] = prefixed("evaluate", evaluation.metrics())
         self._write(metrics | {"eval/returns": list(evaluation.returns)})
         if evaluation is self.evaluator.best:
-            self.checkpoints.save_best(self.parameters(), self._facts())
+            try:
+                self.checkpoints.save_best(self.parameters(), self._facts())
+            except OSError as error:
+                self.recorder.warn(f"the best agent could not be written: {error.strerror}; training goes on")
         target = self.settings.stop_at_return
         if target is not None and evaluation.return_mean >= target:
             self.stopped_early = True
-        if self.dashboard is not None:
-            self.dashboard.evaluation(self._status())
+        if self.recorder.dashboard is not None:
+            self.recorder.dashboard.evaluation(self._status())
 
     def _log_means(self) -> None:
         self._logged_steps, self._logged_updates = self.counters.agent_steps, self.counters.updates
@@ -319,17 +418,16 @@ class Orchestrator:
             "updates": counters.updates,
             "episodes": counters.episodes,
         }
-        now = time.time()
-        records = [Record(now, counters.env_steps, key, value, tags) for key, value in metrics.items()]
-        for logger in (self._jsonl, self._tensorboard):
-            if logger is not None:
-                logger.write(records)
+        self.recorder.write(metrics, counters.env_steps, tags)
 
     def _write_summary(self, *, finished: bool) -> None:
         path = self.folder / "summary.json"
         temporary = path.with_name(f".summary.tmp-{os.getpid()}")
-        temporary.write_text(json.dumps(self.summary(finished=finished), indent=1))
-        os.replace(temporary, path)
+        try:
+            temporary.write_text(json.dumps(self.summary(finished=finished), indent=1))
+            os.replace(temporary, path)
+        except OSError as error:
+            self.recorder.warn(f"summary.json could not be written: {error.strerror}")
 
     def _facts(self) -> dict[str, Any]:
         last = self.evaluator.last
@@ -366,7 +464,7 @@ class Orchestrator:
             metrics=self._shown,
             evaluations=[(entry.env_steps, entry.return_mean) for entry in self.evaluator.history],
             checkpoint_age_seconds=time.monotonic() - self._saved_at,
-            warnings=self.warnings,
+            warnings=self.recorder.warnings,
         )
 
     def _steps_per_second(self) -> float:
@@ -375,20 +473,6 @@ class Orchestrator:
 
     def _wall_seconds(self) -> float:
         return self._wall_before + time.monotonic() - self._started_at
-
-    def _open(self) -> None:
-        self._started_at = self._saved_at = time.monotonic()
-        self._jsonl = JsonlLogger(self.folder / "metrics.jsonl")
-        if self.settings.tensorboard:
-            purge = self.counters.env_steps + 1 if self.counters.actions else None
-            self._tensorboard = TensorBoardLogger(self.folder / "tensorboard", purge)
-        if self.dashboard is not None:
-            self.dashboard.start(self._status())
-
-    def _close(self) -> None:
-        for part in (self._jsonl, self._tensorboard, self.dashboard):
-            if part is not None:
-                part.close()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -401,8 +485,7 @@ class Orchestrator:
             self._signalled += 1
             if self._signalled > 1 and number == signal.SIGINT:
                 raise KeyboardInterrupt
-            if self.dashboard is not None:
-                self.dashboard.message("stopping: the run is saved at the next action; Ctrl-C again aborts")
+            self.recorder.message("stopping: the run is saved at the next action; Ctrl-C again aborts")
 
         before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -12,6 +12,8 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
+MAX_HEADER_BYTES = 8 * 2**20
+MAX_TENSORS = 20_000
 _MARKS = ("$tensor", "$array", "$tuple", "$items")
 
 
@@ -24,7 +26,18 @@ def encode(state: Any) -> tuple[bytes, bytes]:
 
 def decode(tensors: bytes, plain: bytes) -> Any:
     """Return the state that `encode` was given; tensors are on the CPU."""
+    _check_header(tensors)
     return _decode(json.loads(plain), load_safetensors(tensors))
+
+
+def _check_header(data: bytes) -> None:
+    """Refuse headers that would cost much to read before they are read."""
+    length = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES):
+        raise ValueError("a tensor file has an impossible header")
+    header = json.loads(data[8 : 8 + length])
+    if not isinstance(header, dict) or len(header) > MAX_TENSORS:
+        raise ValueError(f"a tensor file lists more than {MAX_TENSORS:,} tensors")
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

@@ -16,6 +16,7 @@ from rl_lab.components.returns import fold_n_step
 from rl_lab.core.batch import Batch, Tree, tree_map
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
+from rl_lab.core.ranges import Count, Unit
 from rl_lab.core.schedules import Schedule, as_schedule
 from rl_lab.core.workflow import Act, Metrics, Update, Workflow
 
@@ -26,11 +27,11 @@ class DQNWorkflow(Workflow):
 
     q_network: nn.Module  # observations [..., O] to action values [..., A]
     optimizer: Optimizer  # trains the Q-network
-    epsilon: float | Schedule = 0.05  # probability of a random action while exploring
-    gamma: float = 0.99
+    epsilon: Unit | Schedule = 0.05  # probability of a random action while exploring
+    gamma: Unit = 0.99
     double: bool = True  # the online network chooses the action that the target network values
-    target_rate: float = 1.0  # 1 copies the network (hard target), below 1 moves towards it (soft target)
-    target_every: int = 100  # updates between movements of the target
+    target_rate: Unit = 1.0  # 1 copies the network (hard target), below 1 moves towards it (soft target)
+    target_every: Count = 100  # updates between movements of the target
 
     checkpointed = ("target_network", "update_count")
 

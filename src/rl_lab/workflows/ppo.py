@@ -12,6 +12,7 @@ from rl_lab.components.returns import gae
 from rl_lab.core.batch import Batch, Tree
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
+from rl_lab.core.ranges import Count, NonNegative, Positive, Unit
 from rl_lab.core.schedules import Schedule, as_schedule
 from rl_lab.core.workflow import Act, Metrics, Workflow
 from rl_lab.data.pipeline import minibatches
@@ -25,17 +26,19 @@ class PPOWorkflow(Workflow):
     critic: nn.Module  # observations to values
     optimizer: Optimizer  # trains both
     generator: torch.Generator  # shuffles the minibatches
-    gamma: float = 0.99
-    gae_lambda: float = 0.95
-    clip_range: float | Schedule = 0.2
-    value_clip_range: float | None = None
-    value_weight: float = 0.5
-    entropy_weight: float = 0.0
-    num_epochs: int = 4
-    minibatch_size: int = 256
-    target_kl: float | None = None  # stop the epochs when the policy moved further than this
+    gamma: Unit = 0.99
+    gae_lambda: Unit = 0.95
+    clip_range: NonNegative | Schedule = 0.2
+    value_clip_range: NonNegative | None = None
+    value_weight: NonNegative = 0.5
+    entropy_weight: NonNegative = 0.0
+    num_epochs: Count = 4
+    minibatch_size: Count = 256
+    target_kl: Positive | None = None  # stop the epochs when the policy moved further than this
     normalize_advantages: bool = True
     extra_losses: Sequence[Callable[..., Tensor]] = ()  # loss(*, policy, obs, actions, rewards, values, advantages)
+
+    on_policy = True
 
     def __post_init__(self) -> None:
         device = next(self.critic.parameters()).device
@@ -63,8 +66,8 @@ class PPOWorkflow(Workflow):
             if self.target_kl is not None and _mean(epoch, "approx_kl").item() > self.target_kl:
                 break
         metrics = {name: _mean(collected, name) for name in collected[0]}
-        residual = (rollout["returns"] - rollout["values"]).var()
-        metrics["explained_variance"] = 1.0 - residual / rollout["returns"].var().clamp(min=1e-8)
+        residual = (rollout["returns"] - rollout["values"]).var(correction=0)
+        metrics["explained_variance"] = 1.0 - residual / rollout["returns"].var(correction=0).clamp(min=1e-8)
         return metrics
 
     @torch.no_grad()
@@ -90,7 +93,9 @@ class PPOWorkflow(Workflow):
         values = self.critic(batch.observations)
         advantages = batch["advantages"]
         if self.normalize_advantages:
-            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+            # A last piece of one row has no spread.
+            spread = advantages.std(correction=min(1, len(batch) - 1))
+            advantages = (advantages - advantages.mean()) / (spread + 1e-8)
         log_ratio = log_probs - batch["log_probs"]
         ratio = log_ratio.exp()
         clip = self.clip_range.value
@@ -101,7 +106,7 @@ class PPOWorkflow(Workflow):
             "entropy": -entropy.mean(),
         }
         for loss in self.extra_losses:
-            losses[loss.__name__] = loss(
+            losses[loss.__name__.removesuffix("_loss")] = loss(
                 policy=self,
                 obs=batch.observations,
                 actions=batch.actions,

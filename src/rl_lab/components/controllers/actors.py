@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 from torch import Tensor, nn
 
 from rl_lab.components import distributions
+from rl_lab.core.ranges import Count, Range
 
 
 class CategoricalActor(nn.Module):
@@ -29,7 +32,7 @@ class CategoricalActor(nn.Module):
 class GaussianActor(nn.Module):
     """A policy over continuous actions; the network gives the mean, the spread is a learned constant."""
 
-    def __init__(self, network: nn.Module, action: int, log_std: float = 0.0) -> None:
+    def __init__(self, network: nn.Module, action: Count, log_std: Annotated[float, Range(-20, 5)] = 0.0) -> None:
         super().__init__()
         self.network = network
         self.log_std = nn.Parameter(torch.full((action,), float(log_std)))

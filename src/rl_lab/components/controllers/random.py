@@ -8,12 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.core.batch import tree_leaves
+from rl_lab.core.ranges import Count
 
 
 class RandomPolicy(nn.Module):
     """Uniform actions: indices below `action` when discrete, else vectors in [-1, 1]."""
 
-    def __init__(self, action: int, discrete: bool = True) -> None:
+    def __init__(self, action: Count, discrete: bool = True) -> None:
         super().__init__()
         self.action, self.discrete = action, discrete
 

@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.nets import MLP, ConvNet
+from rl_lab.components.nets import MLP, Activation, ConvNet
+from rl_lab.core.ranges import Count
 
 
 class MLPEncoder(nn.Module):
     """Vectors to features."""
 
     def __init__(
-        self, input_dim: int, latent_dim: int, hidden: Sequence[int] = (64,), activation: str = "relu"
+        self, input_dim: Count, latent_dim: Count, hidden: Sequence[Count] = (64,), activation: Activation = "relu"
     ) -> None:
         super().__init__()
         self.network = MLP(input_dim, latent_dim, hidden, activation)
@@ -27,7 +28,7 @@ class MLPEncoder(nn.Module):
 class ConvEncoder(nn.Module):
     """Images [..., C, H, W] to features."""
 
-    def __init__(self, input_dim: Sequence[int], latent_dim: int, channels: Sequence[int] = (16, 32)) -> None:
+    def __init__(self, input_dim: Sequence[Count], latent_dim: Count, channels: Sequence[Count] = (16, 32)) -> None:
         super().__init__()
         self.network = ConvNet(input_dim, latent_dim, channels, hidden=())
 
@@ -39,7 +40,7 @@ class ConvEncoder(nn.Module):
 class DictEncoder(nn.Module):
     """A dict of vectors and images to one feature vector: the sum of one encoder per entry."""
 
-    def __init__(self, input_dim: Mapping[str, int | Sequence[int]], latent_dim: int) -> None:
+    def __init__(self, input_dim: Mapping[str, Count | Sequence[Count]], latent_dim: Count) -> None:
         super().__init__()
         self.encoders = nn.ModuleDict(
             {

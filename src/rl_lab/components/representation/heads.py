@@ -8,12 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.nets import MLP
+from rl_lab.core.ranges import Count
 
 
 class RewardHead(nn.Module):
     """Predicts a reward by its mean."""
 
-    def __init__(self, latent_dim: int, hidden: Sequence[int] = (64,)) -> None:
+    def __init__(self, latent_dim: Count, hidden: Sequence[Count] = (64,)) -> None:
         super().__init__()
         self.network = MLP(latent_dim, 1, hidden, "relu")
 
@@ -29,7 +30,7 @@ class RewardHead(nn.Module):
 class ContinueHead(nn.Module):
     """Predicts whether the world goes on."""
 
-    def __init__(self, latent_dim: int, hidden: Sequence[int] = (64,)) -> None:
+    def __init__(self, latent_dim: Count, hidden: Sequence[Count] = (64,)) -> None:
         super().__init__()
         self.network = MLP(latent_dim, 1, hidden, "relu")
 
@@ -45,7 +46,7 @@ class ContinueHead(nn.Module):
 class ObservationHead(nn.Module):
     """Predicts a vector observation."""
 
-    def __init__(self, latent_dim: int, output_dim: int, hidden: Sequence[int] = (64,)) -> None:
+    def __init__(self, latent_dim: Count, output_dim: Count, hidden: Sequence[Count] = (64,)) -> None:
         super().__init__()
         self.network = MLP(latent_dim, output_dim, hidden, "relu")
 

@@ -1,0 +1,81 @@
+"""Experiment: everything that a run consists of, wired."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from rl_lab.composition import config_hash
+from rl_lab.config import RunConfig
+from rl_lab.core.optim import Optimizer
+from rl_lab.core.seeding import SeedTree
+from rl_lab.core.workflow import Workflow
+from rl_lab.data.collector import RolloutCollector
+from rl_lab.data.sources import Source
+from rl_lab.orchestration.checkpoint import CheckpointManager
+from rl_lab.orchestration.dashboard import Dashboard
+from rl_lab.orchestration.evaluation import Evaluator
+from rl_lab.orchestration.loggers import MetricSums
+from rl_lab.orchestration.orchestrator import Counters, Orchestrator, RunSettings
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler
+
+
+@dataclass
+class Experiment:
+    """Everything that a run consists of, wired."""
+
+    config: RunConfig
+    composed: DictConfig  # as written: interpolations unresolved, dimensions filled in
+    device: str
+    seeds: SeedTree
+    collector: RolloutCollector
+    evaluator: Evaluator
+    components: dict[str, Any]
+    controllers: dict[str, Any]
+    optimizers: dict[str, Optimizer]
+    sources: dict[str, Source]
+    workflow: Workflow
+    scheduler: PhaseScheduler
+    checkpoints: CheckpointManager
+    counters: Counters = field(default_factory=Counters)
+    sums: MetricSums = field(default_factory=MetricSums)
+
+    def orchestrator(self, folder: Path, dashboard: Dashboard | None = None) -> Orchestrator:
+        """Return what runs this experiment in a folder."""
+        config = self.config
+        return Orchestrator(
+            settings=RunSettings(
+                name=config.experiment.name,
+                seed=config.experiment.seed,
+                total_timesteps=config.training.total_timesteps,
+                stop_at_return=config.training.stop_at_return,
+                evaluate_every=config.evaluation.every,
+                log_every=config.logging.every,
+                tensorboard=config.logging.tensorboard,
+                checkpoint_every_seconds=config.checkpoint.every_seconds,
+                checkpoint_every_steps=config.checkpoint.every_steps,
+                facts={"config_hash": config_hash(self.composed), "device": self.device},
+            ),
+            folder=folder,
+            workflow=self.workflow,
+            scheduler=self.scheduler,
+            collector=self.collector,
+            sources=self.sources,
+            evaluator=self.evaluator,
+            seeds=self.seeds,
+            counters=self.counters,
+            sums=self.sums,
+            components=self.components,
+            controllers=self.controllers,
+            optimizers=self.optimizers,
+            checkpoints=self.checkpoints,
+            dashboard=dashboard,
+        )
+
+    def close(self) -> None:
+        """Close the environments."""
+        self.collector.environments.close()
+        self.evaluator.collector.environments.close()

@@ -1,0 +1,164 @@
+"""The rules of the house that a reader relies on: import contracts, no code from data, no hidden chance, short files."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from importlinter import cli as _cli  # noqa: F401  # importing it configures the linter
+from importlinter.application.use_cases import lint_imports
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "rl_lab"
+FILES = {str(path.relative_to(SOURCE)): ast.parse(path.read_text()) for path in sorted(SOURCE.rglob("*.py"))}
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal", "joblib", "jsonpickle"}
+FORBIDDEN_CALLS = {
+    *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "torch.load", "torch.save", "np.load"),
+    *("numpy.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "hydra.utils.instantiate", "runpy.run_path"),
+}
+FORBIDDEN_KEYWORDS = {"allow_pickle": True, "shell": True, "weights_only": False}
+GLOBAL_CHANCE_OF_NUMPY = re.compile(r"^(np|numpy)\.random\.(?!Generator$|SeedSequence$|PCG64$|BitGenerator$|default_rng$)")
+GLOBAL_CHANCE_OF_PYTHON = re.compile(r"^random\.\w+$")
+DRAWS_OF_TORCH = {
+    *("rand", "randn", "randint", "randperm", "normal", "multinomial", "bernoulli", "rand_like", "randn_like"),
+    *("randint_like", "poisson", "normal_", "uniform_", "exponential_", "bernoulli_", "random_", "geometric_"),
+    *("cauchy_", "log_normal_"),
+}
+
+
+def dotted(node: ast.AST) -> str:
+    """Write a chain of attributes as it stands in the source; anything else is '?'."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else "?"
+
+
+def calls(tree: ast.AST):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield node, dotted(node.func)
+
+
+def imported_modules(tree: ast.AST):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (entry.name for entry in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def code_from_data(tree: ast.AST) -> list[str]:
+    """Return what in a file could turn data into code."""
+    found = [name for name in imported_modules(tree) if name.partition(".")[0] in FORBIDDEN_MODULES]
+    for node, name in calls(tree):
+        if name in FORBIDDEN_CALLS:
+            found.append(name)
+        for keyword in node.keywords:
+            wanted = FORBIDDEN_KEYWORDS.get(keyword.arg)
+            if wanted is not None and not (isinstance(keyword.value, ast.Constant) and keyword.value.value != wanted):
+                found.append(f"{name}({keyword.arg}=)")
+    return found
+
+
+def hidden_chance(tree: ast.AST) -> list[str]:
+    """Return draws that come from nobody's named generator."""
+    found = []
+    imports_random = "random" in imported_modules(tree)
+    for node, name in calls(tree):
+        keywords = {keyword.arg for keyword in node.keywords}
+        of_torch = name.rpartition(".")[2] in DRAWS_OF_TORCH and name.partition(".")[0] not in ("np", "numpy", "self")
+        if GLOBAL_CHANCE_OF_NUMPY.match(name) or (imports_random and GLOBAL_CHANCE_OF_PYTHON.match(name)):
+            found.append(name)
+        elif of_torch and "." in name and "generator" not in keywords and not _is_numpy_generator(name):
+            found.append(name)
+    return found
+
+
+def _is_numpy_generator(name: str) -> bool:
+    return "generator" in name.rpartition(".")[0]  # generator.normal(...), self._action_generator.integers(...)
+
+
+def test_import_contracts_hold(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert lint_imports(no_logo=True, cache_dir=None), capsys.readouterr().out
+    assert "kept, 0 broken" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_data_never_becomes_code(name):
+    assert code_from_data(FILES[name]) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import pickle",
+        "from cloudpickle import dumps",
+        "eval('1')",
+        "torch.load(path)",
+        "np.load(path, allow_pickle=flag)",
+        "run(words, shell=True)",
+        "yaml.load(text)",
+    ],
+)
+def test_the_search_for_code_from_data_finds_it(text):
+    assert code_from_data(ast.parse(text))
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "core/seeding.py"])
+def test_chance_comes_from_named_generators(name):
+    assert hidden_chance(FILES[name]) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "np.random.rand(3)",
+        "import random\nrandom.random()",
+        "torch.rand(3)",
+        "x.normal_()",
+        "torch.randperm(4, device=d)",
+        "numpy.random.shuffle(x)",
+    ],
+)
+def test_the_search_for_hidden_chance_finds_it(text):
+    assert hidden_chance(ast.parse(text))
+
+
+def test_the_search_for_hidden_chance_lets_named_generators_pass():
+    text = "torch.rand(3, generator=g)\nself.generator.normal(0, 1)\nnp.random.default_rng(0)\nnp.random.Generator(b)"
+    assert hidden_chance(ast.parse(text)) == []
+
+
+def test_every_draw_of_torch_names_a_generator_that_may_be_given():
+    draws = [name for tree in FILES.values() for _, name in calls(tree) if name.rpartition(".")[2] in DRAWS_OF_TORCH]
+    assert "torch.rand" in draws  # DQN explores: the search looks where there is something to find
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_module_says_what_it_is(name):
+    first = (ast.get_docstring(FILES[name]) or "").partition("\n")[0]
+    assert len(first) > 10, "the first line of a module says what it is"
+
+
+def test_files_are_named_by_what_they_define():
+    assert not [name for name in FILES if re.search(r"(utils|helpers|misc|common)(\.py|/)", name)]
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "workflows").glob("*.py")), ids=lambda path: path.name)
+def test_an_algorithm_is_one_short_file(path):
+    assert len(path.read_text().splitlines()) <= 200
+
+
+@pytest.mark.parametrize("path", sorted((SOURCE / "workflows").glob("*.py")), ids=lambda path: path.name)
+def test_an_algorithm_uses_components_core_and_the_pipeline_only(path):
+    ours = {name for name in imported_modules(ast.parse(path.read_text())) if name.startswith("rl_lab")}
+    allowed = ("rl_lab.core", "rl_lab.components", "rl_lab.data.pipeline")
+    assert not [name for name in ours if not name.startswith(allowed)]
+
+
+def test_the_loop_names_no_algorithm():
+    for name, tree in FILES.items():
+        if name.startswith("orchestration/"):
+            assert not [module for module in imported_modules(tree) if "workflows" in module], name

@@ -1,0 +1,98 @@
+"""The default install stays light. Counted: what rl-lab needs without going through torch, torch itself left out."""
+
+import ast
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[1]
+EXTRA_MODULES = {"pytest", "hypothesis", "ruff", "mypy", "importlinter", "_pytest", "xdist"}
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def default_requirements(name: str) -> list[str]:
+    """Return what a distribution asks for on this machine when no extra is given."""
+    parsed = [Requirement(text) for text in metadata.requires(name) or []]
+    return [normalized(r.name) for r in parsed if r.marker is None or r.marker.evaluate({"extra": ""})]
+
+
+def needed_besides_torch() -> set[str]:
+    found, waiting = set(), default_requirements("rl-lab")
+    while waiting:
+        name = waiting.pop()
+        if name != "torch" and name not in found:
+            found.add(name)
+            waiting += default_requirements(name)
+    return found
+
+
+def installed_bytes(name: str) -> int:
+    files = metadata.files(name)
+    assert files, f"{name} does not list its files"
+    paths = {Path(file.locate()) for file in files}  # pip's compiled copies included
+    return sum(path.stat().st_size for path in paths if path.is_file())
+
+
+def modules_after(statement: str) -> set[str]:
+    program = f"import sys\n{statement}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def test_the_walk_finds_what_is_needed():
+    found = needed_besides_torch()
+    assert {"numpy", "hydra-core", "omegaconf", "rich"} <= found
+    assert not {"torch", "sympy", "networkx", "pytest"} & found
+
+
+def test_at_most_25_packages():
+    found = needed_besides_torch()
+    assert len(found) <= 25, sorted(found)
+
+
+def test_at_most_150_megabytes():
+    sizes = {name: installed_bytes(name) for name in needed_besides_torch()}
+    assert sizes["numpy"] > 10**6  # files are really found
+    assert sum(sizes.values()) <= 150 * 10**6, sizes
+
+
+def test_the_package_and_its_command_line_import_neither_torch_nor_hydra():
+    for statement in ("import rl_lab", "import rl_lab.cli"):
+        assert not {"torch", "hydra", "omegaconf", "gymnasium"} & modules_after(statement), statement
+
+
+def test_nothing_of_an_extra_is_imported_by_default():
+    statement = (
+        "import pkgutil, importlib, rl_lab\n"
+        "for entry in pkgutil.walk_packages(rl_lab.__path__, 'rl_lab.'):\n"
+        "    if not entry.name.endswith('__main__'):\n"
+        "        importlib.import_module(entry.name)"
+    )
+    loaded = modules_after(statement)
+    assert {"torch", "hydra", "safetensors"} <= loaded  # everything was really imported
+    assert not EXTRA_MODULES & loaded
+
+
+def test_every_import_of_the_package_is_a_declared_dependency():
+    provides = metadata.packages_distributions()
+    declared = {normalized(Requirement(text).name) for text in metadata.requires("rl-lab") or [] if "extra" not in text}
+    declared |= {"omegaconf", "pyyaml"}  # Hydra's own interface is made of them
+    imported = set()
+    for path in (ROOT / "src" / "rl_lab").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {entry.name.partition(".")[0] for entry in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                imported.add(node.module.partition(".")[0])
+    assert {"torch", "tensorboardX", "PIL"} <= imported
+    third_party = imported - set(sys.stdlib_module_names) - {"rl_lab"}
+    owners = {name: {normalized(owner) for owner in provides.get(name, [])} for name in third_party}
+    wrong = {name for name, found in owners.items() if not found & declared}
+    assert not wrong
