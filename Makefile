@@ -3,13 +3,13 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check learn bench clean
+.PHONY: demo test check learn bench chaos clean
 
 demo: $(STAMP)
 	$(BIN)/rl-lab demo
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning and not gpu" tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not learning and not gpu and not chaos" tests
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -19,6 +19,9 @@ check: $(STAMP)
 
 learn: $(STAMP)
 	$(BIN)/python -m pytest -n 2 -m learning tests/learning
+
+chaos: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m chaos tests
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/model_free_cpu.py

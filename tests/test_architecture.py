@@ -1,4 +1,4 @@
-"""The rules of the house that a reader relies on: import contracts, no code from data, no hidden chance, short files."""
+"""The rules of the house: import contracts, no code from data, no hidden chance, short files."""
 
 import ast
 import re
@@ -18,8 +18,9 @@ FORBIDDEN_CALLS = {
     *("numpy.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "hydra.utils.instantiate", "runpy.run_path"),
 }
 FORBIDDEN_KEYWORDS = {"allow_pickle": True, "shell": True, "weights_only": False}
-GLOBAL_CHANCE_OF_NUMPY = re.compile(r"^(np|numpy)\.random\.(?!Generator$|SeedSequence$|PCG64$|BitGenerator$|default_rng$)")
-GLOBAL_CHANCE_OF_PYTHON = re.compile(r"^random\.\w+$")
+GLOBAL_CHANCE_OF_NUMPY = re.compile(
+    r"^(np|numpy)\.random\.(?!Generator$|SeedSequence$|PCG64$|BitGenerator$|default_rng$)"
+)
 DRAWS_OF_TORCH = {
     *("rand", "randn", "randint", "randperm", "normal", "multinomial", "bernoulli", "rand_like", "randn_like"),
     *("randint_like", "poisson", "normal_", "uniform_", "exponential_", "bernoulli_", "random_", "geometric_"),
@@ -63,20 +64,16 @@ def code_from_data(tree: ast.AST) -> list[str]:
 
 def hidden_chance(tree: ast.AST) -> list[str]:
     """Return draws that come from nobody's named generator."""
-    found = []
     imports_random = "random" in imported_modules(tree)
+    found = []
     for node, name in calls(tree):
-        keywords = {keyword.arg for keyword in node.keywords}
-        of_torch = name.rpartition(".")[2] in DRAWS_OF_TORCH and name.partition(".")[0] not in ("np", "numpy", "self")
-        if GLOBAL_CHANCE_OF_NUMPY.match(name) or (imports_random and GLOBAL_CHANCE_OF_PYTHON.match(name)):
-            found.append(name)
-        elif of_torch and "." in name and "generator" not in keywords and not _is_numpy_generator(name):
+        owner, _, method = name.rpartition(".")
+        of_python = imports_random and owner == "random"
+        of_numpy = GLOBAL_CHANCE_OF_NUMPY.match(name) is not None
+        of_torch = method in DRAWS_OF_TORCH and owner and not owner.endswith("generator")  # generator.normal(...)
+        if of_python or of_numpy or (of_torch and "generator" not in {keyword.arg for keyword in node.keywords}):
             found.append(name)
     return found
-
-
-def _is_numpy_generator(name: str) -> bool:
-    return "generator" in name.rpartition(".")[0]  # generator.normal(...), self._action_generator.integers(...)
 
 
 def test_import_contracts_hold(monkeypatch, capsys):
@@ -131,9 +128,9 @@ def test_the_search_for_hidden_chance_lets_named_generators_pass():
     assert hidden_chance(ast.parse(text)) == []
 
 
-def test_every_draw_of_torch_names_a_generator_that_may_be_given():
+def test_the_search_for_hidden_chance_has_something_to_look_at():
     draws = [name for tree in FILES.values() for _, name in calls(tree) if name.rpartition(".")[2] in DRAWS_OF_TORCH]
-    assert "torch.rand" in draws  # DQN explores: the search looks where there is something to find
+    assert "torch.rand" in draws  # DQN explores
 
 
 @pytest.mark.parametrize("name", FILES)

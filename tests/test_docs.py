@@ -16,7 +16,7 @@ from rl_lab.cli import COMMANDS, Parser, main
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 GUIDE = ROOT / "docs" / "new_algorithm.md"
-FENCE = re.compile(r"^```(\w+)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^```(\w*)(?: title=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def named(page: Path) -> str:
@@ -148,7 +148,15 @@ def check_other(command: str, folder: Path) -> None:
 def test_commands_in_sentences_parse(page):
     text = FENCE.sub("", page.read_text())
     for command in re.findall(r"`(rl-lab [^`]+)`", text):
-        parse(shlex.split(command.replace("\\|", "|").split(" > ")[0])[1:])
+        if not command.startswith("rl-lab COMMAND"):
+            parse(shlex.split(command.replace("\\|", "|").split(" > ")[0])[1:])
+
+
+@pytest.mark.parametrize("text", [text for _, text in blocks(ROOT / "README.md", "python")])
+def test_the_code_of_the_readme_runs(text, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    exec(compile(text, "README.md", "exec"), {})
+    assert capsys.readouterr().out
 
 
 def slug(heading: str) -> str:

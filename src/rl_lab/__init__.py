@@ -40,6 +40,8 @@ _PUBLIC = {
     "build_experiment": "rl_lab.build",
     "load_experiment": "rl_lab.composition",
     "train": "rl_lab.runs",
+    "export_policy": "rl_lab.policies",
+    "load_policy": "rl_lab.policies",
 }
 
 __all__ = sorted(_PUBLIC)

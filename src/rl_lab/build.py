@@ -13,8 +13,9 @@ import torch
 from omegaconf import DictConfig
 from torch import nn
 
-from rl_lab.checks import check_decisions, check_hooks, check_parts, check_phase
-from rl_lab.composition import group_options, parse_config, resolve
+from rl_lab.buffers import build_sources
+from rl_lab.checks import check_decisions, check_hooks, check_parts, check_phase, optimizer_field
+from rl_lab.composition import parse_config, resolve
 from rl_lab.config import RunConfig
 from rl_lab.core.batch import Tree, tree_map
 from rl_lab.core.errors import UserError
@@ -22,15 +23,16 @@ from rl_lab.core.optim import Optimizer
 from rl_lab.core.seeding import SeedTree, seed_all
 from rl_lab.core.workflow import ControllerManager, Workflow, WorkflowContext, WorldModelComponents, declared_fields
 from rl_lab.data.collector import RolloutCollector, SteppedEnvironment
-from rl_lab.data.sources import Source
-from rl_lab.environment import build_environments, fill_dims
+from rl_lab.environment import build_environments, explain_dims, fill_dims
 from rl_lab.experiment import Experiment
 from rl_lab.instantiate import instantiate, resolve_target
 from rl_lab.optimizers import build_optimizers
 from rl_lab.orchestration.checkpoint import CheckpointManager
 from rl_lab.orchestration.evaluation import Evaluator
-from rl_lab.orchestration.orchestrator import Counters, WorkflowLogger
+from rl_lab.orchestration.orchestrator import WorkflowLogger
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
+from rl_lab.orchestration.run_parts import AgentParts, Counters
+from rl_lab.overrides import group_options
 
 __all__ = ["Experiment", "build_experiment", "fill_dims"]
 
@@ -48,10 +50,10 @@ def build_experiment(
     seeds = SeedTree(config.experiment.seed)
     seed_all(config.experiment.seed)
     num_envs = config.environment.num_envs
-    components = build_parts(config.components, "components", seeds, device, allow)
-    controllers = build_parts(config.controllers, "controllers", seeds, device, allow)
-    declares_fields = bool(declared_fields(workflow_class(config, allow)))
-    optimizers = build_optimizers(config, components, controllers, allow, declares_fields=declares_fields)
+    check_parts(config, workflow_class(config, allow))
+    components = build_parts(config, "components", seeds, device, allow)
+    controllers = build_parts(config, "controllers", seeds, device, allow)
+    optimizers = build_optimizers(config, components, controllers, allow)
     sources = build_sources(config, seeds, device, allow)
     phases = [check_phase(phase, i, sources, num_envs) for i, phase in enumerate(config.phases())]
     workflow = build_workflow(config, {**components, **controllers}, optimizers, seeds, device, allow)
@@ -86,9 +88,21 @@ def build_experiment(
             counters=counters,
         )
         workflow.initialize(context_of(experiment))
-        check_decisions(workflow, collector)
+        check_decisions(workflow, collector, "controllers" if controllers else "components")
         opened.pop_all()
     return experiment
+
+
+def build_agent(composed: DictConfig, device: str, *, allow: Sequence[str] = ()) -> AgentParts:
+    """Build what acting needs, without environments and buffers; the dimensions must be filled in."""
+    config = parse_config(composed)
+    seeds = SeedTree(config.experiment.seed)
+    check_parts(config, workflow_class(config, allow))
+    components = build_parts(config, "components", seeds, device, allow)
+    controllers = build_parts(config, "controllers", seeds, device, allow)
+    optimizers = build_optimizers(config, components, controllers, allow)
+    workflow = build_workflow(config, {**components, **controllers}, optimizers, seeds, device, allow)
+    return AgentParts(workflow, components, controllers)
 
 
 def choose_device(name: str) -> str:
@@ -110,38 +124,18 @@ def choose_device(name: str) -> str:
     return name
 
 
-def build_parts(
-    nodes: Mapping[str, Any], section: str, seeds: SeedTree, device: str, allow: Sequence[str]
-) -> dict[str, Any]:
-    """Build components or controllers, each under its own seed."""
+def build_parts(config: RunConfig, section: str, seeds: SeedTree, device: str, allow: Sequence[str]) -> dict[str, Any]:
+    """Build the components or the controllers, each under its own seed."""
     parts = {}
-    for name, node in nodes.items():
+    for name, node in getattr(config, section).items():
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.seed(f"init/{name}"))
-            part = instantiate(node, f"{section}.{name}", allow=allow)
+            try:
+                part = instantiate(node, f"{section}.{name}", allow=allow)
+            except UserError as error:
+                raise explain_dims(error, config.dims) from error
         parts[name] = part.to(device) if isinstance(part, nn.Module) else part
     return parts
-
-
-def build_sources(config: RunConfig, seeds: SeedTree, device: str, allow: Sequence[str]) -> dict[str, Source]:
-    """Build the named buffers; a single `buffer` is the one named 'replay'."""
-    nodes = dict(config.buffers)
-    if config.buffer is not None:
-        if "replay" in nodes:
-            raise UserError("'buffer' and 'buffers.replay' name one buffer twice", key="buffer", remedy="keep one")
-        nodes["replay"] = config.buffer
-    sources: dict[str, Source] = {}
-    for name, node in nodes.items():
-        key = f"buffers.{name}" if name in config.buffers else "buffer"
-        given = {"num_envs": config.environment.num_envs, "generator": seeds.numpy(f"source/{name}"), "device": device}
-        node = dict(node) if isinstance(node, Mapping) else node
-        shares = node.pop("shares", None) if isinstance(node, dict) else None
-        if shares is not None:
-            if shares not in sources:
-                raise UserError("no earlier buffer has this name", key=f"{key}.shares", value=shares, valid=sources)
-            given["ring"] = sources[shares].ring
-        sources[name] = instantiate(node, key, given=given, allow=allow, kind=Source)
-    return sources
 
 
 def workflow_class(config: RunConfig, allow: Sequence[str]) -> type[Workflow]:
@@ -172,15 +166,9 @@ def build_workflow(
         return instantiate(config.workflow, "workflow", allow=allow, kind=Workflow)
     names = [entry.name for entry in fields]
     given: dict[str, Any] = {name: part for name, part in parts.items() if name in names}
-    for name, optimizer in optimizers.items():
-        place = f"{name}_optimizer"
-        if place not in names and len(optimizers) == 1:
-            place = "optimizer"
-        if place in names:
-            given[place] = optimizer
+    given |= {optimizer_field(name, names, len(optimizers)): optimizer for name, optimizer in optimizers.items()}
     if "generator" in names:
         given["generator"] = seeds.generator("workflow", device)
-    check_parts(config.workflow, fields, given, parts, optimizers)
     return instantiate(config.workflow, "workflow", given=given, allow=allow, kind=Workflow)
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_lab.config import RunConfig
 from rl_lab.core.batch import Tree, tree_map
 from rl_lab.core.errors import UserError
 from rl_lab.core.phase import Phase
-from rl_lab.core.workflow import Workflow
+from rl_lab.core.workflow import Workflow, declared_fields
 from rl_lab.data.collector import RolloutCollector
 from rl_lab.data.sources import StreamSource
 
@@ -24,40 +25,52 @@ MAX_COLLECTED = 10**8  # decisions in one collection, which is held in memory as
 NUM_REHEARSED = 32  # decisions that are looked at before the first step
 
 
-def check_parts(
-    node: Mapping[str, Any],
-    fields: Sequence[dataclasses.Field],
-    given: Mapping[str, Any],
-    parts: Mapping[str, Any],
-    optimizers: Mapping[str, Any],
-) -> None:
-    """Refuse parts that a workflow needs and does not get, and parts that it has no use for."""
-    workflow = node["_target_"].rpartition(".")[2]
-    needed = [entry.name for entry in fields if entry.default is entry.default_factory is dataclasses.MISSING]
-    for name in needed:
-        if name not in given and name not in node:
-            is_optimizer = name.endswith("optimizer")
-            group = "optimizers" if is_optimizer else "components"
-            candidates = optimizers if is_optimizer else [part for part in parts if part not in given]
-            raise UserError(
-                f"{workflow} needs {', '.join(needed)}, but '{name}' is missing",
-                key=f"{group}.{name}",
-                value=name,
-                valid=candidates,
-                remedy=f"declare it under {'optimizers' if is_optimizer else 'components or controllers'}; "
-                f"there are {', '.join([*parts, *optimizers]) or 'none'}",
-            )
+def check_parts(config: RunConfig, workflow: type[Workflow]) -> None:
+    """Refuse parts that a workflow needs and does not get, and parts that it has no use for; by name alone.
+
+    A workflow without fields reads its parts from the context: nobody knows which.
+    """
+    fields = declared_fields(workflow)
+    if not fields:
+        return
     names = [entry.name for entry in fields]
-    for group, declared in (("components", parts), ("optimizers", optimizers)):
-        for name, part in declared.items():
-            if not any(part is used for used in given.values()):
-                raise UserError(
-                    f"{workflow} does not use '{name}'; its fields are {', '.join(names)}",
-                    key=f"{group}.{name}",
-                    value=name if group == "components" else f"{name}_optimizer",
-                    valid=names,
-                    remedy="remove it, or give it the name of a field",
-                )
+    needed = [entry.name for entry in fields if entry.default is entry.default_factory is dataclasses.MISSING]
+    parts, optimizers = [*config.components, *config.controllers], [*config.optimizers]
+    places = [optimizer_field(name, names, len(optimizers)) for name in optimizers]
+    spare = [name for name in parts if name not in names]
+    knobs = {name for name, value in config.workflow.items() if not _is_node(value)}
+    for name in needed:
+        if name in (*parts, *places, *knobs, "generator"):
+            continue
+        group = "optimizers" if name.endswith("optimizer") else "components or controllers"
+        raise UserError(
+            f"{workflow.__name__} needs {', '.join(needed)}, but '{name}' is missing",
+            key=f"workflow.{name}" if name in config.workflow else f"{group.partition(' ')[0]}.{name}",
+            value=name,
+            valid=optimizers if name.endswith("optimizer") else spare,
+            remedy=f"declare it under {group}",
+        )
+    for group, name in [
+        *(("components" if name in config.components else "controllers", name) for name in spare),
+        *(("optimizers", name) for name, place in zip(optimizers, places, strict=True) if place not in names),
+    ]:
+        raise UserError(
+            f"{workflow.__name__} does not use '{name}'; its fields are {', '.join(names)}",
+            key=f"{group}.{name}",
+            value=f"{name}_optimizer" if group == "optimizers" else name,
+            valid=names,
+            remedy="remove it, or give it the name of a field",
+        )
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, Mapping) and "_target_" in value
+
+
+def optimizer_field(name: str, fields: Sequence[str], num_optimizers: int) -> str:
+    """Return the field that an optimiser fills: `model` fills `model_optimizer`, a single one also `optimizer`."""
+    own = f"{name}_optimizer"
+    return "optimizer" if own not in fields and num_optimizers == 1 else own
 
 
 def check_phase(phase: Phase, index: int, sources: Mapping[str, Any], num_envs: int) -> Phase:
@@ -152,18 +165,23 @@ def _check_settings(phase: Phase, key: str, workflow: Workflow) -> None:
             )
 
 
-def check_decisions(workflow: Workflow, collector: RolloutCollector) -> None:
-    """Ask for a few decisions, so that networks and spaces that do not fit are found before the first step."""
+def check_decisions(workflow: Workflow, collector: RolloutCollector, section: str) -> None:
+    """Ask for a few decisions, so that networks and spaces that do not fit are found before the first step.
+
+    `section` is where the configuration declares the networks.
+    """
+    name = type(workflow).__name__
     if not workflow.acts:
         if not workflow.collects:
             raise UserError(
-                f"{type(workflow).__name__} defines neither act nor collect_step",
+                f"{name} defines neither act nor collect_step",
                 key="workflow._target_",
-                value=type(workflow).__name__,
+                value=name,
                 remedy="define act(observations, state, *, explore, generator)",
             )
         return
     observations = tree_map(lambda leaf: torch.from_numpy(leaf).to(collector.device), collector.observations)
+    shapes = tree_map(lambda leaf: list(leaf.shape[1:]), observations)
     generator = torch.Generator(collector.device)
     generator.manual_seed(0)  # nobody's stream
     space = collector.environments.single_action_space
@@ -171,27 +189,29 @@ def check_decisions(workflow: Workflow, collector: RolloutCollector) -> None:
     repeats = -(-NUM_REHEARSED // collector.num_envs) if hasattr(space, "n") else 1
     for explore in (False, *[True] * repeats):
         act = partial(workflow.act, observations, collector.state, explore=explore, generator=generator)
-        actions = _attempt(act, "act on", workflow, observations).actions
-        _check_actions(actions, (collector.num_envs, *space.shape), getattr(space, "n", None), workflow)
+        actions = _attempt(act, f"{name} cannot act on observations of shape {shapes}", section, shapes).actions
+        _check_actions(actions, (collector.num_envs, *space.shape), getattr(space, "n", None), name, section)
     if callable(value := getattr(workflow, "value", None)):  # optional: only RLModule needs it
-        values = _attempt(partial(value, observations), "value", workflow, observations)
+        problem = f"{name} cannot estimate the value of observations of shape {shapes}"
+        values = _attempt(partial(value, observations), problem, section, shapes)
         if tuple(values.shape) != (collector.num_envs,):
             raise UserError(
-                f"{type(workflow).__name__} gives every observation {list(values.shape[1:])} values instead of one",
-                key="controllers",
+                f"{name} gives every observation {list(values.shape[1:])} values instead of one",
+                key=section,
+                value=list(values.shape),
                 remedy="let the network that estimates values have one output",
             )
 
 
-def _attempt(call: Callable[[], Any], verb: str, workflow: Workflow, observations: Tree) -> Any:
+def _attempt(call: Callable[[], Any], problem: str, section: str, shapes: Tree) -> Any:
     try:
         with torch.no_grad():
             return call()
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError) as error:
-        shapes = tree_map(lambda leaf: list(leaf.shape[1:]), observations)
         raise UserError(
-            f"{type(workflow).__name__} cannot {verb} observations of shape {shapes}: {_told(error)}",
-            key="components",
+            f"{problem}: {_told(error)}",
+            key=section,
+            value=shapes,
             remedy="check that the networks take ${_dims.observation} and suit this kind of observation",
         ) from error
 
@@ -200,24 +220,26 @@ def _told(error: Exception) -> str:
     """Say what went wrong and on which line of code that is not torch's."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}{where}"
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}{where}"
 
 
-def _check_actions(actions: Tensor, shape: tuple[int, ...], num_actions: int | None, workflow: Workflow) -> None:
+def _check_actions(
+    actions: Tensor, shape: tuple[int, ...], num_actions: int | None, workflow: str, section: str
+) -> None:
     discrete = num_actions is not None
     if tuple(actions.shape) != shape or actions.dtype.is_floating_point == discrete:
         raise UserError(
-            f"{type(workflow).__name__} gives actions of shape {list(actions.shape)} and {actions.dtype}, "
+            f"{workflow} gives actions of shape {list(actions.shape)} and {actions.dtype}, "
             f"but the environment wants {'indices' if discrete else 'real numbers'} of shape {list(shape)}",
-            key="controllers",
+            key=section,
             value=list(actions.shape),
             remedy="discrete actions need an actor such as categorical, continuous ones one such as gaussian; "
             "either has the size ${_dims.action}",
         )
     if discrete and not ((actions >= 0) & (actions < num_actions)).all():
         raise UserError(
-            f"{type(workflow).__name__} chose action {int(actions.max())}, but the environment has only {num_actions}",
-            key="controllers",
+            f"{workflow} chose action {int(actions.max())}, but the environment has only {num_actions}",
+            key=section,
             value=int(actions.max()),
             remedy="let the network have ${_dims.action} outputs",
         )

@@ -18,6 +18,7 @@ from yaml import YAMLError
 
 from rl_lab.config import PACKAGE_CONFIGS, RunConfig, parse_run
 from rl_lab.core.errors import UserError
+from rl_lab.overrides import as_overrides, check_grammar, explain, group_options, normalize
 
 OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
 
@@ -39,13 +40,14 @@ def compose(overrides: Sequence[str], folder: Path | None = None) -> DictConfig:
     if user_configs.is_dir():
         search_path.prepend("user", f"file://{user_configs.resolve()}")
         roots.insert(0, user_configs)
-    overrides = [_normalized(override, roots) for override in overrides]
+    overrides = [normalize(override, roots) for override in overrides]
+    check_grammar(overrides)
     try:
         config = ConfigLoaderImpl(config_search_path=search_path).load_configuration(
             "config", overrides=list(overrides), run_mode=RunMode.RUN
         )
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise _explained(error, overrides, roots) from None
+        raise explain(error, overrides, roots) from None
     OmegaConf.set_struct(config, False)
     OmegaConf.set_readonly(config, False)
     del config["hydra"]
@@ -89,12 +91,6 @@ def load_experiment(name: str, overrides: Sequence[str] | Mapping[str, Any] = ()
     return compose([f"experiment={name}", *given])
 
 
-def as_overrides(values: Mapping[str, Any]) -> list[str]:
-    """Write a mapping as overrides; `seed`, `device` and `name` are short for experiment.*."""
-    short = {"seed": "experiment.seed", "device": "experiment.device", "name": "experiment.name"}
-    return [f"{short.get(key, key.replace('__', '.'))}={_as_text(value)}" for key, value in values.items()]
-
-
 def parse_config(config: DictConfig) -> RunConfig:
     """Validate a composed configuration whose dimensions are known."""
     return parse_run(resolve(config))
@@ -113,25 +109,20 @@ def to_yaml(config: DictConfig, *, resolved: bool = False) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(resolve(config)) if resolved else config)
 
 
-def load_saved(path: Path) -> DictConfig:
-    """Read the config.yaml of a run."""
-    try:
-        config = OmegaConf.load(path)
-    except (OSError, YAMLError, OmegaConfBaseException) as error:
-        raise UserError(f"cannot read the configuration: {error}", key=str(path)) from None
-    if not isinstance(config, DictConfig):
-        raise UserError("the configuration is not a mapping", key=str(path))
-    return config
-
-
 def override(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Return a configuration with `key=value` overrides of single values."""
     changed = config.copy()
     for text in overrides:
         key, equals, value = text.partition("=")
-        if not equals:
+        if not equals or not key:
             raise UserError("this is not an override", key="command line", value=text, remedy="write key=value")
-        OmegaConf.update(changed, key, OmegaConf.create(f"value: {value}").value)
+        try:
+            OmegaConf.update(changed, key, OmegaConf.create(f"value: {value}").value)
+        except (YAMLError, OmegaConfBaseException, ValueError, IndexError) as error:
+            problem = str(error).split("\n")[0]
+            raise UserError(
+                f"this cannot be set: {problem}", key=key, value=value, remedy="correct the key or the value"
+            ) from None
     return changed
 
 
@@ -153,70 +144,3 @@ def comparable(config: DictConfig) -> dict[str, Any]:
         if isinstance(node, dict):
             node.pop(last, None)
     return {str(key): value for key, value in plain.items()}
-
-
-def group_options(group: str, roots: Sequence[Path] | None = None) -> list[str]:
-    """Return the names that a configuration group offers."""
-    if roots is None:
-        roots = [Path.cwd() / "configs", PACKAGE_CONFIGS]
-    return sorted({path.stem for root in roots for path in (root / group).glob("*.yaml")})
-
-
-def _normalized(override: str, roots: Sequence[Path]) -> str:
-    text = override.strip()
-    if "=" not in text and not text.startswith("~"):
-        raise UserError(
-            "this is neither an option nor an override",
-            key="command line",
-            value=override,
-            valid=group_options("experiment", roots),
-            remedy="write key=value, or experiment=NAME",
-        )
-    if text.startswith("+experiment="):
-        text = text[1:]
-    key = text.split("=")[0].lstrip("+~")
-    if text[0] in "+~" or "@" in key or "/" in key:
-        return text
-    if "." in key:
-        return f"++{text}"  # what does not exist is refused by our own schema, which knows the nearest name
-    names = [*_root_keys(), *_groups(roots)]
-    if key not in names:
-        raise UserError("unknown key", key=key, value=key, valid=names, remedy="see the keys with --cfg job")
-    return text
-
-
-def _root_keys() -> list[str]:
-    root = OmegaConf.load(PACKAGE_CONFIGS / "config.yaml")
-    return [str(key) for key in root if key != "defaults"]
-
-
-def _groups(roots: Sequence[Path]) -> list[str]:
-    return [
-        str(folder.relative_to(root))
-        for root in roots
-        for folder in sorted(root.rglob("*"))
-        if folder.is_dir() and any(folder.glob("*.yaml"))
-    ]
-
-
-def _explained(error: Exception, overrides: Sequence[str], roots: Sequence[Path]) -> UserError:
-    text = str(error).strip()
-    for override in overrides:
-        key, _, value = override.lstrip("+").partition("=")
-        options = group_options(key.split("@")[0], roots)
-        if options and value not in options and value != "null":
-            return UserError(f"unknown {key}", key=key, value=value, valid=options, remedy="see `rl-lab list`")
-    lines = [line.strip() for line in text.split("\n") if line.strip() and "provider=" not in line]
-    return UserError(" ".join(lines[:4])[:600] or type(error).__name__, remedy="see the composition with --cfg job")
-
-
-def _as_text(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (list, tuple)):
-        return "[" + ",".join(_as_text(entry) for entry in value) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}: {_as_text(entry)}" for key, entry in value.items()) + "}"
-    return str(value)

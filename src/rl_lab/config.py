@@ -23,7 +23,7 @@ class ExperimentSection:
     """What the run is called and what its chance depends on."""
 
     name: str
-    seed: Annotated[int, Range(0, 2**63 - 1)] = 0
+    seed: Annotated[int, Range(0, 2**32 - 1)] = 0
     device: str = "auto"  # auto takes cuda, then mps, then cpu
 
 
@@ -37,6 +37,8 @@ class EnvironmentSection:
     frame_stack: Annotated[int, Range(1, 1_000)] = 1
     resize: tuple[Pixels, Pixels] | None = None
     max_episode_steps: Count | None = None
+    workers: Annotated[int, Range(0, 1_024)] = 0  # processes that step the environments; 0: this one
+    worker_timeout: Positive = 60.0  # seconds for one step, then the worker is restarted
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
@@ -54,15 +56,16 @@ class PhaseSection:
     settings: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingSection:
     """How long, in which phases."""
 
-    phases: list[PhaseSection]
     total_timesteps: Count | None = None  # caps collection, in agent steps
     stop_at_return: float | None = None  # end the run when an evaluation reaches this mean
     resume_path: str | None = None
     threads: Annotated[int, Range(1, 1_024)] = 1
+    nonfinite: Literal["stop", "skip", "rollback"] = "stop"  # what a number that is not finite does
+    phases: list[PhaseSection]  # last: they refer to the others, whose mistakes are told first
 
 
 @dataclass(frozen=True)

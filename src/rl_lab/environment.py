@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -61,3 +61,18 @@ def fill_dims(composed: DictConfig, allow: Sequence[str] = ()) -> DictConfig:
             )
         dims[name] = actual
     return filled
+
+
+def explain_dims(error: UserError, dims: Mapping[str, Any]) -> UserError:
+    """Where a part cannot take what the environment shows, say which kind of part can."""
+    seen = dims.get("observation")
+    if not error.key or error.value is None or error.value != seen:
+        return error
+    kinds = {int: ("vectors", "mlp"), list: ("images", "conv"), dict: ("dicts of vectors and images", "dict")}
+    what, choice = kinds[type(seen)]
+    return UserError(
+        f"this part does not take what the environment shows: {what} ({seen})",
+        key=error.key,
+        value=seen,
+        remedy=f"choose a part for {what}, such as {choice}, or another environment",
+    )

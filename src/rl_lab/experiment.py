@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
+from torch import nn
 
 from rl_lab.composition import config_hash
 from rl_lab.config import RunConfig
+from rl_lab.core.batch import tree_leaves
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.seeding import SeedTree
 from rl_lab.core.workflow import Workflow
@@ -19,8 +21,9 @@ from rl_lab.orchestration.checkpoint import CheckpointManager
 from rl_lab.orchestration.dashboard import Dashboard
 from rl_lab.orchestration.evaluation import Evaluator
 from rl_lab.orchestration.loggers import MetricSums
-from rl_lab.orchestration.orchestrator import Counters, Orchestrator, RunSettings
+from rl_lab.orchestration.orchestrator import Orchestrator, RunSettings
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
+from rl_lab.orchestration.run_parts import Counters, RunParts
 
 
 @dataclass
@@ -40,6 +43,7 @@ class Experiment:
     workflow: Workflow
     scheduler: PhaseScheduler
     checkpoints: CheckpointManager
+    commit: str | None = None  # of the repository that the run was started in
     counters: Counters = field(default_factory=Counters)
     sums: MetricSums = field(default_factory=MetricSums)
 
@@ -47,6 +51,7 @@ class Experiment:
         """Return what runs this experiment in a folder."""
         config = self.config
         return Orchestrator(
+            self.parts(),
             settings=RunSettings(
                 name=config.experiment.name,
                 seed=config.experiment.seed,
@@ -57,23 +62,41 @@ class Experiment:
                 tensorboard=config.logging.tensorboard,
                 checkpoint_every_seconds=config.checkpoint.every_seconds,
                 checkpoint_every_steps=config.checkpoint.every_steps,
-                facts={"config_hash": config_hash(self.composed), "device": self.device},
+                nonfinite=config.training.nonfinite,
+                facts={"config_hash": config_hash(self.composed), "device": self.device, "commit": self.commit},
             ),
             folder=folder,
+            checkpoints=self.checkpoints,
+            dashboard=dashboard,
+        )
+
+    def parts(self) -> RunParts:
+        """Return what the loop works with."""
+        return RunParts(
             workflow=self.workflow,
             scheduler=self.scheduler,
             collector=self.collector,
             sources=self.sources,
             evaluator=self.evaluator,
             seeds=self.seeds,
-            counters=self.counters,
-            sums=self.sums,
             components=self.components,
             controllers=self.controllers,
             optimizers=self.optimizers,
-            checkpoints=self.checkpoints,
-            dashboard=dashboard,
+            counters=self.counters,
+            sums=self.sums,
         )
+
+    def max_checkpoint_bytes(self) -> int:
+        """Return a generous bound of what a checkpoint of this run can need, so that a hostile one is not read."""
+        modules = [
+            part for part in (*self.components.values(), *self.controllers.values()) if isinstance(part, nn.Module)
+        ]
+        weights = sum(p.numel() * p.element_size() for module in modules for p in module.parameters())
+        observation = sum(leaf.nbytes for leaf in tree_leaves(self.collector.observations)) // self.collector.num_envs
+        hooks = [hook for phase in self.scheduler.phases for hook in phase.hooks if hook.name == "collect"]
+        rollout = max((hook.times for hook in hooks), default=0) * self.collector.num_envs
+        rows = sum(source.ring.size for source in self.sources.values() if source.history is not None)
+        return 64 * 2**20 + 16 * weights + (2 * rollout + rows) * 2 * (observation + 4096)
 
     def close(self) -> None:
         """Close the environments."""

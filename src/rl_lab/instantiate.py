@@ -100,7 +100,11 @@ def resolve_target(node: Any, key: str, allow: Sequence[str] = ()) -> Callable[.
     module_path, _, name = path.rpartition(".")
     module = _import(module_path, path, key)
     if not hasattr(module, name):
-        names = [entry for entry, value in vars(module).items() if inspect.isclass(value) or inspect.isfunction(value)]
+        names = [
+            entry
+            for entry, value in vars(module).items()
+            if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == module_path
+        ]
         raise UserError(f"'{module_path}' has no '{name}'", key=key, value=name, valid=names, remedy="correct the name")
     target = getattr(module, name)
     if not (inspect.isclass(target) or inspect.isfunction(target)):

@@ -30,17 +30,9 @@ class OptimizerSection:
 
 
 def build_optimizers(
-    config: RunConfig,
-    components: Mapping[str, Any],
-    controllers: Mapping[str, Any],
-    allow: Sequence[str],
-    *,
-    declares_fields: bool = True,
+    config: RunConfig, components: Mapping[str, Any], controllers: Mapping[str, Any], allow: Sequence[str]
 ) -> dict[str, Optimizer]:
-    """Build optimisers; every trainable parameter belongs to exactly one of them.
-
-    `declares_fields` is false for a workflow that reads the context: it gets Adam for all components by default.
-    """
+    """Build optimisers; every trainable parameter belongs to exactly one of them."""
     both = components.keys() & controllers.keys()
     if both:
         raise UserError(
@@ -51,7 +43,8 @@ def build_optimizers(
         )
     parts = {**components, **controllers}
     nodes = dict(config.optimizers)
-    if not nodes and not declares_fields and any(_trainable(part) for part in components.values()):
+    if not nodes and any(_trainable(part) for part in components.values()):
+        # Not a word about optimisers: Adam for all components, as a workflow that reads the context expects.
         rate = {"lr": config.algorithm["learning_rate"]} if "learning_rate" in config.algorithm else {}
         nodes = {"world_model": {"_target_": "torch.optim.Adam", "_partial_": True, **rate}}
     built: dict[str, Optimizer] = {}

@@ -42,6 +42,20 @@ def test_the_tree_finds_what_a_cumulative_sum_finds(size, seed, changes):
         assert ((edges - masses / masses.sum())[found] <= fractions + 1e-9).all()
 
 
+@pytest.mark.parametrize("size", [100, 5000, 200_000])
+def test_rounding_never_finds_a_leaf_without_mass(size):
+    rng = np.random.default_rng(size)
+    for _ in range(10):
+        tree = SumTree(size)
+        masses = rng.random(size) * (rng.random(size) < 0.2)
+        masses[size // 2 :] = 0.0
+        tree.set(np.arange(size), masses)
+        edges = np.cumsum(tree.levels[0].sum(axis=1)) / masses.sum()  # where rounding matters: between nodes
+        fractions = np.concatenate([np.nextafter(edges, 0.0), edges, np.nextafter(edges, 2.0)])
+        found = tree.find(fractions.clip(0.0, np.nextafter(1.0, 0.0)))
+        assert (masses[found] > 0).all()
+
+
 @pytest.mark.parametrize("size", [1, 32, 33, 5000, 200_000])
 def test_a_tree_is_the_same_however_it_was_filled(size):
     rng = np.random.default_rng(0)
@@ -216,16 +230,19 @@ def test_gathering_what_was_overwritten_is_an_error():
 
 @pytest.mark.parametrize("knobs", [{}, {"window": 3, "pad": True}])
 def test_a_restored_source_draws_the_same(knobs):
+    knobs = knobs | {"beta": Linear(0.1, 0.9, steps=100)}
     world, replay = World(2, seed=3), source(**knobs)
     replay.add(world.collect(70))
     replay.write(replay.draw()[0], {"priority": torch.rand(16, generator=torch.Generator().manual_seed(0)) * 9})
     replay.add(world.collect(5))  # not looked at before it is saved
-    replay.advance(agent_steps=0, updates=0)
+    replay.advance(agent_steps=50, updates=0)
     other = source(seed=99, **knobs)
     other.add(World(2, seed=8).collect(10))
     other.draw()
     other.set_state(replay.get_state())
     other.generator.bit_generator.state = replay.generator.bit_generator.state
+    assert replay.max_priority == other.max_priority > 1
+    assert replay.beta == other.beta == pytest.approx(0.5)
     for _ in range(3):
         one, two = replay.sample(), other.sample()
         same(one, two)
@@ -234,7 +251,6 @@ def test_a_restored_source_draws_the_same(knobs):
             each.write(one.rows, {"priority": priorities})
             each.add(more)
     assert_equal_states(replay.get_state(), other.get_state())
-    assert replay.max_priority == other.max_priority > 1
 
 
 def test_a_view_can_be_restored_before_its_ring():

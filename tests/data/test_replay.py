@@ -135,6 +135,7 @@ def test_one_step_episodes_take_two_rows_each():
     ring.add(world.collect(4))
     assert ring.heads.tolist() == [8]
     assert len(ring) == 4
+    assert ring.opened.tolist() == [False]
     assert ring.columns["is_last"][:8].tolist() == [False, True] * 4
     assert ring.columns["is_first"][:8].tolist() == [True, False] * 4
     assert ring.columns["rewards"][:8].tolist() == [1, 0, 2, 0, 3, 0, 4, 0]
@@ -298,22 +299,64 @@ def test_history_is_not_rewritten():
 @pytest.mark.parametrize(("device", "other"), [(None, None), (TORCH, TORCH), (None, TORCH), (TORCH, None)])
 @pytest.mark.parametrize("num_steps", [0, 3, 50])
 def test_state_round_trip_is_exact_and_goes_on_equally(device, other, num_steps):
-    world, ring = World(2, seed=5), Ring(2, 16, device)
+    world, ring = World(2, seed=5), Ring(2, 40, device)
     if num_steps:
         ring.add(world.collect(num_steps))
         ring.write(np.arange(3), {"latents": torch.rand(3, 2, generator=torch.Generator().manual_seed(0))})
     state = ring.get_state()
-    fresh, used = Ring(2, 16, other), Ring(2, 16, other)
-    used.add(World(2, seed=9).collect(30))
+    fresh, used = Ring(2, 40, other), Ring(2, 40, other)
+    used.add(World(2, seed=9).collect(90))
     used.write(np.arange(3), {"rubbish": torch.ones(3)})
-    more = world.collect(7)
-    ring.add(more)
+    more = [world.collect(1), world.collect(7)]
+    for chunk in more:
+        ring.add(chunk)
     for copy in (fresh, used):
         copy.set_state(state)
         assert_equal_states(copy.get_state(), state)
-        copy.add(more)
+        for chunk in more:
+            copy.add(chunk)
         assert_equal_states(copy.get_state(), ring.get_state())
         assert len(copy) == len(ring)
+
+
+@settings(max_examples=100, deadline=None)
+@given(histories(), st.lists(st.booleans(), min_size=10, max_size=10), st.integers(1, 200))
+def test_segments_written_once_and_the_tail_restore_the_ring(history, saves, segment_bytes):
+    ring, copy = (Ring(history["num_envs"], history["capacity"]) for _ in range(2))
+    ring.segment_bytes = segment_bytes
+    reference = ReferenceReplay(history["num_envs"], history["capacity"])
+    disk = {}
+    moments = iter(saves)
+    rng = np.random.default_rng(history["seed"])
+
+    def save():
+        if ring.columns and rng.random() < 0.5:  # what is on the disk already may be rewritten
+            rows = rng.integers(ring.num_filled * ring.num_envs, size=3)
+            marks = torch.from_numpy(rng.integers(100, size=3, dtype=np.int32))
+            ring.write(rows, {"marks": marks, "latents": torch.ones(3)})
+        if not next(moments, True):
+            return
+        segments = ring.segments()
+        for start, stop in segments:
+            disk.setdefault((start, stop), ring.read(start, stop))
+        for start, stop in disk.keys() - set(segments):
+            del disk[start, stop]
+        copy.set_state(
+            ring.get_state(since=segments[-1][1] if segments else 0), {start: part for (start, _), part in disk.items()}
+        )
+        assert_equal_states(copy.get_state(), ring.get_state())
+
+    play(history, [ring], reference, save)
+
+
+def test_a_decision_that_may_still_be_truncated_is_in_no_segment():
+    world, ring = World(1, never_ends=True), Ring(1, 40)
+    ring.segment_bytes = 1  # one position each
+    ring.add(world.collect(3))
+    assert ring.segments() == [(0, 1), (1, 2)]
+    ring.close_open()
+    assert ring.segments() == [(0, 1), (1, 2), (2, 3)]
+    assert ring.read(2, 3)["truncated"].tolist() == [[True]]
 
 
 def assert_equal_states(left, right):
@@ -335,22 +378,29 @@ def test_a_state_of_another_size_is_refused():
         Ring(1, 20).set_state(Ring(1, 16).get_state())
 
 
-def test_draws_are_uniform_over_valid_starts_although_heads_differ():
-    ring = Ring(3, 150)
+@pytest.mark.parametrize("batch_size", [1, 16, 4000])  # some need several rounds, the largest lists the starts
+@pytest.mark.parametrize(("length", "mode"), [(1, {}), (2, {}), (3, {"padded": True}), (4, {"running": True}), (5, {})])
+def test_draws_are_uniform_over_valid_starts_although_heads_differ(length, mode, batch_size):
+    ring = Ring(3, 300)
     world = World(3, seed=1, max_length=3)
     world.begin[0]["length"] = 10**6  # this environment never ends an episode, so its head stays behind
     ring.add(world.collect(40))
-    for length, mode in ((1, {}), (2, {}), (3, {"padded": True}), (4, {"running": True})):
-        windows = Windows(ring, length, **mode)
-        windows.sync()
-        starts = np.flatnonzero(windows.valid)
-        assert len(set(ring.heads.tolist())) > 1
-        num_draws = 400 * len(starts)
-        counts = np.bincount(windows.draw(np.random.default_rng(length), num_draws), minlength=ring.size)
-        assert counts.sum() == counts[starts].sum() == num_draws
-        chi_square = ((counts[starts] - 400) ** 2 / 400).sum()
-        degrees = len(starts) - 1
-        assert abs(chi_square - degrees) < 4 * np.sqrt(2 * degrees)
+    assert len(set(ring.heads.tolist())) == 3
+    windows = Windows(ring, length, **mode)
+    windows.sync()
+    starts = np.flatnonzero(windows.valid)
+    generator = np.random.default_rng(length)
+    drawn = [windows.draw(generator, batch_size) for _ in range(8000 // batch_size)]
+    assert {len(batch) for batch in drawn} == {batch_size}
+    counts = np.bincount(np.concatenate(drawn), minlength=ring.size)
+    assert counts.sum() == counts[starts].sum() == 8000
+    mean = 8000 / len(starts)
+    chi_square = ((counts[starts] - mean) ** 2 / mean).sum()
+    degrees = len(starts) - 1
+    assert abs(chi_square - degrees) < 4 * np.sqrt(2 * degrees)
+    by_place = [batch[0] for batch in drawn]  # no place in the batch prefers some rows either
+    if batch_size == 16:
+        assert abs(np.mean(by_place) - np.mean(starts)) < 4 * np.std(starts) / np.sqrt(len(by_place))
 
 
 def test_few_valid_starts_among_many_rows_are_found_without_spinning():

@@ -117,6 +117,24 @@ class TestReplay:
             assert source.ready is ready
         assert len(source) == 8
 
+    def test_ready_after_min_size_decisions(self):
+        world, source = World(2, never_ends=True), replay(min_size=6)
+        for ready in (False, False, True, True):
+            source.add(world.collect(1))
+            assert source.ready is ready
+
+    def test_a_source_restored_to_other_episodes_forgets_the_old_ones(self):
+        source, other = replay(window=3), replay(window=3)
+        source.add(World(2, seed=1).collect(12))
+        other.add(World(2, seed=2).collect(12))
+        assert source.ready
+        assert other.ready
+        assert not np.array_equal(source.windows.valid, other.windows.valid)
+        other.set_state(source.get_state())
+        assert other.ready
+        np.testing.assert_array_equal(source.windows.valid, other.windows.valid)
+        assert source.windows.count == other.windows.count
+
     def test_ready_is_lost_when_the_last_window_is_overwritten(self):
         world, source = World(1, max_length=1), replay(1, capacity=12, window=3)
         world.begin[0]["length"] = 3

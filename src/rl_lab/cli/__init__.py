@@ -18,6 +18,7 @@ COMMANDS = {
     "train": "train an experiment, or continue its unfinished run",
     "resume": "continue the run in a folder",
     "eval": "play episodes with a trained agent",
+    "export": "write the agent of a run as a folder that others can load",
     "list": "show experiments, parts, environments and runs",
     "curves": "learning curves of runs as CSV, or drawn in the terminal",
     "check-env": "test an environment: interface, determinism, replay",

@@ -31,7 +31,12 @@ def train(arguments: argparse.Namespace) -> int:
         return _dry_run(build_experiment(composed, Path("unwritten"), allow=arguments.allow))
     if arguments.seeds is None:
         outcome = run_training(
-            composed, run_dir=arguments.run_dir, new=arguments.new, quiet=arguments.quiet, allow=arguments.allow
+            composed,
+            run_dir=arguments.run_dir,
+            new=arguments.new,
+            quiet=arguments.quiet,
+            warm_start=arguments.warm_start,
+            allow=arguments.allow,
         )
         return _report(outcome, quiet=arguments.quiet)
     code = 0

@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where to write; default experiments/NAME/TIME")
     parser.add_argument("--new", action="store_true", help="start afresh even if an unfinished run could be continued")
     parser.add_argument("--seeds", type=seeds, metavar="0-4", help="one run for each seed: 0-4 or 0,2,5")
+    parser.add_argument(
+        "--warm-start", action="store_true", help="take over only the weights of the run at training.resume_path"
+    )
     add_allow(parser)
     add_quiet(parser)
 

@@ -91,11 +91,15 @@ class MLP(nn.Module):
         return self.layers(inputs)
 
     def _forward_numpy(self, inputs: Tensor) -> Tensor:
-        pointers = [layer.weight.data_ptr() for layer in self._linears]
+        pointers = [parameter.data_ptr() for layer in self._linears for parameter in (layer.weight, layer.bias)]
         if pointers != self._pointers:  # moved or copied since: look at the new memory
+            if self._linears[0].weight.dtype != torch.float32:
+                return self.layers(inputs)  # torch says what does not fit
             self._views = [(layer.weight.detach().numpy().T, layer.bias.detach().numpy()) for layer in self._linears]
             self._pointers = pointers
         values = inputs.detach().numpy()
+        if values.shape[1] != len(self._views[0][0]):
+            return self.layers(inputs)  # torch says what does not fit
         for weight, bias in self._views[:-1]:
             values = values @ weight
             values += bias

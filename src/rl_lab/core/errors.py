@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
 _ABSENT: Any = object()
+_SECRET = re.compile(r"key|token|password|secret", re.IGNORECASE)
+
+
+def looks_secret(key: str) -> bool:
+    """Whether the last name of a dotted key is one under which people keep secrets."""
+    return _SECRET.search(key.rpartition(".")[2]) is not None
 
 
 class UserError(Exception):
@@ -29,7 +36,8 @@ class UserError(Exception):
         if key is not None:
             lines.append(f"  key:      {key}")
         if value is not _ABSENT:
-            lines.append(f"  value:    {_short(value)}")
+            shown = "(not shown)" if key is not None and looks_secret(key) and value != key else _short(value)
+            lines.append(f"  value:    {shown}")
         near = difflib.get_close_matches(str(value), self.valid, n=3, cutoff=0.5) if value is not _ABSENT else []
         if near:
             lines.append(f"  nearest:  {', '.join(near)}")

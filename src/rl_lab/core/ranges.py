@@ -20,8 +20,8 @@ class Range:
 
     def __str__(self) -> str:
         if self.high == math.inf:
-            return f"above {self.low:g}" if self.open else f"of at least {self.low:g}"
-        return f"{'above' if self.open else 'from'} {self.low:g} {'and at most' if self.open else 'to'} {self.high:g}"
+            return f"above {self.low:,}" if self.open else f"of at least {self.low:,}"
+        return f"{'above' if self.open else 'from'} {self.low:,} {'and at most' if self.open else 'to'} {self.high:,}"
 
 
 Count = Annotated[int, Range(1)]

@@ -97,6 +97,10 @@ class CheckpointManager:
         self.files.remove(retired)
         return target
 
+    def save_agent(self, target: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        """Write weights to a folder of their own."""
+        self._publish(target, state, facts)
+
     def numbered(self) -> list[Path]:
         """Return the published checkpoints, oldest first."""
         return [self.folder / name for name in self.files.names(self.folder) if _NUMBER.fullmatch(name)]

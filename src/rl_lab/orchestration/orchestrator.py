@@ -14,22 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
 from rl_lab.core.batch import Batch
 from rl_lab.core.errors import RunError
-from rl_lab.core.optim import Optimizer
-from rl_lab.core.seeding import SeedTree, global_states, restore_global_states
-from rl_lab.core.workflow import Event, Workflow
-from rl_lab.data.collector import RolloutCollector
+from rl_lab.core.workflow import Event
 from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointManager
 from rl_lab.orchestration.dashboard import Dashboard, Status
-from rl_lab.orchestration.evaluation import Evaluator
 from rl_lab.orchestration.loggers import MetricSums, prefixed
 from rl_lab.orchestration.loop import run_hook, training_loop
-from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.recorder import Recorder
+from rl_lab.orchestration.run_parts import RunParts
 from rl_lab.orchestration.state_files import encode
 
 FINISHED, STOPPED = 0, 75  # exit codes
@@ -59,17 +52,6 @@ class RunSettings:
     facts: Mapping[str, Any] | None = None  # for the manifest: config hash, device
 
 
-@dataclass
-class Counters:
-    """The four counters of a run, and the finished hooks that number its checkpoints."""
-
-    env_steps: int = 0
-    agent_steps: int = 0
-    updates: int = 0
-    episodes: int = 0
-    actions: int = 0
-
-
 class WorkflowLogger:
     """What a workflow logs itself: the mean since the last record, under `workflow/`."""
 
@@ -86,27 +68,14 @@ class Orchestrator:
 
     def __init__(
         self,
-        *,
+        parts: RunParts,
         settings: RunSettings,
         folder: Path,
-        workflow: Workflow,
-        scheduler: PhaseScheduler,
-        collector: RolloutCollector,
-        sources: Mapping[str, Any],
-        evaluator: Evaluator,
-        seeds: SeedTree,
-        counters: Counters,
-        sums: MetricSums,
-        components: Mapping[str, Any],
-        controllers: Mapping[str, Any],
-        optimizers: Mapping[str, Optimizer],
         checkpoints: CheckpointManager,
         dashboard: Dashboard | None = None,
     ) -> None:
-        self.settings, self.folder, self.checkpoints = settings, folder, checkpoints
-        self.workflow, self.scheduler, self.collector, self.sources = workflow, scheduler, collector, sources
-        self.evaluator, self.seeds, self.counters, self.sums = evaluator, seeds, counters, sums
-        self.components, self.controllers, self.optimizers = components, controllers, optimizers
+        self.parts, self.settings, self.folder, self.checkpoints = parts, settings, folder, checkpoints
+        self.scheduler, self.evaluator, self.counters = parts.scheduler, parts.evaluator, parts.counters
         self.recorder = Recorder(folder, tensorboard=settings.tensorboard, dashboard=dashboard)
         self._logged_steps = self._logged_updates = 0
         self._evaluated_steps = 0
@@ -116,8 +85,8 @@ class Orchestrator:
         self._steps_before = 0
         self._signalled = 0
         self._cycles = 0
-        self._phase = scheduler.current_phase().name
-        self._is_online = {phase.name: phase.type == "online" for phase in scheduler.phases}
+        self._phase = self.scheduler.current_phase().name
+        self._is_online = {phase.name: phase.type == "online" for phase in self.scheduler.phases}
         self._shown: dict[str, float] = {}
         self._failed_saves = 0
         self._rollbacks = 0
@@ -145,7 +114,8 @@ class Orchestrator:
 
     def _loop(self) -> Iterator[Event]:
         step = functools.partial(run_hook, on_nonfinite=self._on_nonfinite)
-        return training_loop(self.workflow, self.scheduler, self.collector, self.sources, self.evaluator, step)
+        parts = self.parts
+        return training_loop(parts.workflow, parts.scheduler, parts.collector, parts.sources, parts.evaluator, step)
 
     def _run_events(self) -> bool:
         """Consume events until the end or a signal; False where the run must roll back."""
@@ -176,7 +146,8 @@ class Orchestrator:
         """Write a checkpoint of everything. A disk that refuses is waited for, unless the save is required."""
         self._saved_at = time.monotonic()
         self._saved_steps = self.counters.agent_steps
-        self._check_weights()
+        if (part := self.parts.nonfinite_part()) is not None:  # a checkpoint never holds such weights
+            raise RunError(f"a weight of '{part}' is not finite; the last good checkpoint is intact")
         try:
             self._check_space()
             state = self.get_state()  # syncs the log first: its length is part of the state
@@ -194,20 +165,12 @@ class Orchestrator:
         self._failed_saves = 0
 
     def _histories(self) -> dict[str, Any]:
-        return {name: source.history for name, source in self.sources.items() if source.history is not None}
+        return {name: source.history for name, source in self.parts.sources.items() if source.history is not None}
 
     def _check_space(self) -> None:
         free = self.checkpoints.files.free_bytes(self.folder)
         if free < 2 * self.checkpoints.last_bytes:
             raise OSError(28, f"only {free:,} bytes are free, less than twice the last checkpoint")
-
-    def _check_weights(self) -> None:
-        """A checkpoint never holds weights that are not finite."""
-        for name, module in {**self.components, **self.controllers}.items():
-            if isinstance(module, nn.Module):
-                for parameter in module.parameters():
-                    if parameter.is_floating_point() and not torch.isfinite(parameter).all():
-                        raise RunError(f"a weight of '{name}' is not finite; the last good checkpoint is intact")
 
     def _on_nonfinite(self, found: str, batch: Batch | None) -> None:
         """Do what the policy says about a number that is not finite."""
@@ -238,27 +201,24 @@ class Orchestrator:
         if checkpoint is None:
             raise RunError("there is no good checkpoint to roll back to")
         self.restore(checkpoint)
-        self.seeds.reseed("rollback", self._rollbacks)
+        self.parts.seeds.reseed("rollback", self._rollbacks)
         self.recorder.warn(f"rolled back to {self.counters.agent_steps:,} agent steps, with fresh random numbers")
         self._events = self._loop()
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint, in place."""
-        self.set_state(checkpoint.state, checkpoint.histories)
-
-    def parameters(self) -> dict[str, Any]:
-        """Return what acting needs: the weights of components, controllers and workflow."""
-        return {
-            "components": _module_states(self.components),
-            "controllers": _module_states(self.controllers),
-            "workflow_custom": self.workflow.get_state(),
-        }
-
-    def set_parameters(self, state: Mapping[str, Any]) -> None:
-        """Load what `parameters` returned."""
-        _load_modules(self.components, state["components"])
-        _load_modules(self.controllers, state["controllers"])
-        self.workflow.set_state(state["workflow_custom"])
+        lost = self.parts.set_state(checkpoint.state, checkpoint.histories)
+        if lost:
+            self.recorder.warn(f"{lost} environments did not come back the same: their episodes were cut there")
+        run = checkpoint.state["run"]
+        self._logged_steps, self._logged_updates = run["logged_steps"], run["logged_updates"]
+        self._evaluated_steps = run["evaluated_steps"]
+        self._wall_before = run["wall_seconds"]
+        self._rollbacks = max(self._rollbacks, run["rollbacks"])
+        self._phase = self.scheduler.current_phase().name  # also passes the end of a cycle that was just finished
+        self._cycles = self.scheduler.cycles
+        self._saved_steps = self._steps_before = self.counters.agent_steps
+        self.recorder.truncate(run["jsonl_offset"])
 
     def is_finished(self) -> bool:
         """Whether nothing is left to do, by the curriculum or by the return that was asked for."""
@@ -267,56 +227,16 @@ class Orchestrator:
         return reached or self.scheduler.is_finished()
 
     def get_state(self) -> dict[str, Any]:
-        """Return everything that decides how the run goes on."""
-        return {
-            **self.parameters(),
-            "optimizers": {name: optimizer.get_state() for name, optimizer in self.optimizers.items()},
-            "phase_state": self.scheduler.get_state(),
-            "collector": self.collector.get_state(),
-            "sources": {name: source.get_state() for name, source in self.sources.items()},
-            "evaluation": self.evaluator.get_state(),
-            "generators": self.seeds.get_state(),
-            "rng_state": global_states(),
-            "run": {
-                "counters": vars(self.counters).copy(),
-                "rollbacks": self._rollbacks,
-                "sums": self.sums.get_state(),
-                "logged_steps": self._logged_steps,
-                "logged_updates": self._logged_updates,
-                "evaluated_steps": self._evaluated_steps,
-                "jsonl_offset": self.recorder.sync(),
-                "wall_seconds": self._wall_seconds(),
-            },
+        """Return the parts' state and the run's own."""
+        run = {
+            "logged_steps": self._logged_steps,
+            "logged_updates": self._logged_updates,
+            "evaluated_steps": self._evaluated_steps,
+            "rollbacks": self._rollbacks,
+            "jsonl_offset": self.recorder.sync(),
+            "wall_seconds": self._wall_seconds(),
         }
-
-    def set_state(self, state: Mapping[str, Any], histories: Mapping[str, Any] | None = None) -> None:
-        """Restore everything in place; `histories` are the replay segments that the state refers to."""
-        self.set_parameters(state)
-        for name, optimizer in self.optimizers.items():
-            optimizer.set_state(state["optimizers"][name])
-        self.scheduler.set_state(state["phase_state"])
-        for name, source in self.sources.items():
-            source.set_state(state["sources"][name], (histories or {}).get(name, {}))
-        if not self.collector.set_state(state["collector"]):
-            lost = self.collector.replaced_rows
-            self.recorder.warn(f"{int(lost.sum())} environments did not come back the same: their episodes were cut")
-            for source in self.sources.values():
-                source.close_open(lost)
-        self.evaluator.set_state(state["evaluation"])
-        self.seeds.set_state(state["generators"])
-        restore_global_states(state["rng_state"])
-        run = state["run"]
-        for name, value in run["counters"].items():
-            setattr(self.counters, name, value)
-        self.sums.set_state(run["sums"])
-        self._logged_steps, self._logged_updates = run["logged_steps"], run["logged_updates"]
-        self._evaluated_steps = run["evaluated_steps"]
-        self._wall_before = run["wall_seconds"]
-        self._phase = self.scheduler.current_phase().name  # also passes the end of a cycle that was just finished
-        self._cycles = self.scheduler.cycles
-        self._saved_steps = self._steps_before = self.counters.agent_steps
-        self._rollbacks = max(self._rollbacks, run["rollbacks"])
-        self.recorder.truncate(run["jsonl_offset"])
+        return {**self.parts.get_state(), "run": run}
 
     def summary(self, *, finished: bool) -> dict[str, Any]:
         """Return the run in a few numbers."""
@@ -326,6 +246,7 @@ class Orchestrator:
             "name": self.settings.name,
             "seed": self.settings.seed,
             "finished": finished,
+            "total_timesteps": self.settings.total_timesteps,
             **{name: value for name, value in vars(self.counters).items() if name != "actions"},
             "last_evaluation": None if last is None else last.summary(),
             "best_evaluation": None if best is None else best.summary(),
@@ -341,7 +262,7 @@ class Orchestrator:
         else:
             # A collect_step need not count its episodes; the Collector's metrics are means over episodes.
             weight = max(event.episodes, 1) if event.hook == "collect" else event.updates
-            self.sums.add_all(prefixed(event.hook, event.metrics), weight)
+            self.parts.sums.add_all(prefixed(event.hook, event.metrics), weight)
         if self._cycle_ended():
             self._end_cycle(online=self._is_online[event.phase])
         dashboard = self.recorder.dashboard
@@ -366,7 +287,7 @@ class Orchestrator:
         since = steps - self._logged_steps if online else updates - self._logged_updates
         if since >= self.settings.log_every:
             self._log_means()
-        every = self.settings.evaluate_every if self.workflow.acts else None
+        every = self.settings.evaluate_every if self.parts.workflow.acts else None
         if every is not None and steps // every > self._evaluated_steps // every:
             self.evaluator()
             self._record_evaluation()
@@ -381,7 +302,7 @@ class Orchestrator:
 
     def _finish(self) -> None:
         last = self.evaluator.last
-        if self.workflow.acts and (last is None or last.agent_steps < self.counters.agent_steps):
+        if self.parts.workflow.acts and (last is None or last.agent_steps < self.counters.agent_steps):
             self.evaluator()
             self._record_evaluation()
         self._log_means()
@@ -396,7 +317,7 @@ class Orchestrator:
         self._write(metrics | {"eval/returns": list(evaluation.returns)})
         if evaluation is self.evaluator.best:
             try:
-                self.checkpoints.save_best(self.parameters(), self._facts())
+                self.checkpoints.save_best(self.parts.parameters(), self._facts())
             except OSError as error:
                 self.recorder.warn(f"the best agent could not be written: {error.strerror}; training goes on")
         target = self.settings.stop_at_return
@@ -407,7 +328,7 @@ class Orchestrator:
 
     def _log_means(self) -> None:
         self._logged_steps, self._logged_updates = self.counters.agent_steps, self.counters.updates
-        self._shown |= (means := self.sums.drain())
+        self._shown |= (means := self.parts.sums.drain())
         self._write(means | {"time/steps_per_second": self._steps_per_second()})
 
     def _write(self, metrics: Mapping[str, Any]) -> None:
@@ -434,10 +355,10 @@ class Orchestrator:
         return {
             "version": 1,
             "global_step": self.counters.agent_steps,
-            "workflow_name": type(self.workflow).__name__,
+            "workflow_name": type(self.parts.workflow).__name__,
             "run_id": self.folder.name,
             "counters": vars(self.counters).copy(),
-            "replay_meta": {name: {"size": len(source)} for name, source in self.sources.items()},
+            "replay_meta": {name: {"size": len(source)} for name, source in self.parts.sources.items()},
             "evaluation": None if last is None else last.summary(),
             **(self.settings.facts or {}),
         }
@@ -493,13 +414,3 @@ class Orchestrator:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _module_states(modules: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: module.state_dict() for name, module in modules.items() if isinstance(module, nn.Module)}
-
-
-def _load_modules(modules: Mapping[str, Any], states: Mapping[str, Any]) -> None:
-    for name, module in modules.items():
-        if isinstance(module, nn.Module):
-            module.load_state_dict(states[name])

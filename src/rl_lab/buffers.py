@@ -1,0 +1,46 @@
+"""Buffers from a configuration: the sources that the phases name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rl_lab.config import RunConfig
+from rl_lab.core.errors import UserError
+from rl_lab.core.seeding import SeedTree
+from rl_lab.data.sources import ReplaySource, Source
+from rl_lab.instantiate import instantiate
+from rl_lab.parsing import parse
+
+
+def build_sources(config: RunConfig, seeds: SeedTree, device: str, allow: Sequence[str]) -> dict[str, Source]:
+    """Build the named buffers; a single `buffer` is the one named 'replay'."""
+    nodes = dict(config.buffers)
+    if config.buffer is not None:
+        if "replay" in nodes:
+            raise UserError(
+                "'buffer' is the buffer named 'replay', which is there already", key="buffers.replay", remedy="keep one"
+            )
+        nodes["replay"] = config.buffer
+    sources: dict[str, Source] = {}
+    for name, node in nodes.items():
+        key = f"buffers.{name}" if name in config.buffers else "buffer"
+        given = {"num_envs": config.environment.num_envs, "generator": seeds.numpy(f"source/{name}"), "device": device}
+        if isinstance(node, Mapping) and "shares" in node:
+            given["ring"] = _shared_ring(node["shares"], f"{key}.shares", sources)
+            node = {argument: value for argument, value in node.items() if argument != "shares"}
+        sources[name] = instantiate(node, key, given=given, allow=allow, kind=Source)
+    return sources
+
+
+def _shared_ring(shares: Any, key: str, sources: Mapping[str, Source]) -> Any:
+    rings = {name: source.ring for name, source in sources.items() if isinstance(source, ReplaySource)}
+    if parse(str, shares, key) not in rings:
+        raise UserError(
+            "no earlier buffer with a ring has this name",
+            key=key,
+            value=shares,
+            valid=rings,
+            remedy="declare the buffer that owns the ring first",
+        )
+    return rings[shares]

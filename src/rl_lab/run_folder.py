@@ -1,0 +1,152 @@
+"""Run folders: where a run lives, who owns it, whether it is the same run."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from rl_lab.composition import comparable, config_hash
+from rl_lab.config import RunConfig
+from rl_lab.core.errors import UserError
+from rl_lab.trust import load_saved
+
+_ABSENT = object()
+
+
+def new_folder(config: RunConfig) -> Path:
+    """Return an unused folder: <logging.folder>/<name>/<time>-seed<seed>."""
+    stamp = f"{datetime.now():%Y%m%d-%H%M%S}-seed{config.experiment.seed}"
+    path = Path(config.logging.folder) / config.experiment.name / stamp
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate = path.with_name(f"{path.name}-{number}")
+        number += 1
+    return candidate
+
+
+def find_unfinished(composed: DictConfig, config: RunConfig) -> Path | None:
+    """Return the newest run of this name and configuration that is not finished and has no owner now."""
+    parent = Path(config.logging.folder) / config.experiment.name
+    wanted = config_hash(composed)
+    for folder in sorted(parent.iterdir(), key=lambda path: path.name, reverse=True) if parent.is_dir() else ():
+        if not (folder / "config.yaml").is_file() or is_owned(folder):
+            continue
+        try:
+            same = config_hash(load_saved(folder / "config.yaml")) == wanted
+        except UserError:
+            continue  # somebody else's, or damaged: not ours to continue
+        if same and not _is_finished(folder, config):
+            return folder
+    return None
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Return summary.json, or None if there is no readable one."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) else None
+
+
+def _is_finished(folder: Path, config: RunConfig) -> bool:
+    summary = read_summary(folder)
+    if summary is None or not summary.get("finished"):
+        return False
+    total, before = config.training.total_timesteps, summary.get("total_timesteps")
+    return not (isinstance(total, int) and isinstance(before, int) and total > before)
+
+
+def require_run(folder: Path) -> Path:
+    """Return the config.yaml of a run folder, or say which runs there are."""
+    path = folder / "config.yaml"
+    if not path.is_file():
+        parent = folder.parent if folder.parent.is_dir() else Path("experiments")
+        near = [str(entry) for entry in sorted(parent.iterdir()) if (entry / "config.yaml").is_file()]
+        raise UserError(
+            "this is not a run folder", key="RUN", value=str(folder), valid=near, remedy="see `rl-lab list runs`"
+        )
+    return path
+
+
+def check_same_run(composed: DictConfig, folder: Path) -> None:
+    """Refuse to continue a run under another configuration, and show the difference."""
+    before = _flat(comparable(load_saved(folder / "config.yaml")))
+    now = _flat(comparable(composed))
+    different = [
+        f"{key}: {before.get(key, '(absent)')} -> {now.get(key, '(absent)')}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key, _ABSENT) != now.get(key, _ABSENT)
+    ]
+    if different:
+        shown = "\n    ".join(different[:12])
+        raise UserError(
+            f"the run in this folder has another configuration:\n    {shown}",
+            key="run folder",
+            value=str(folder),
+            remedy="choose another folder, undo the change, or take only its weights over with --warm-start",
+        )
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[None]:
+    """Own a run folder: the lock is the kernel's, so it goes with the process however that ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / ".lock", "a+")  # noqa: SIM115
+    except OSError as error:
+        raise UserError(
+            f"the run folder cannot be written: {error.strerror}",
+            key="--run-dir",
+            value=str(folder),
+            remedy="choose another folder with --run-dir DIR or logging.folder=DIR",
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise UserError(
+                f"another process owns this run: {file.read().strip() or 'unknown'}",
+                key="--run-dir",
+                value=str(folder),
+                remedy="wait for it, stop it, or choose another folder",
+            ) from None
+        os.ftruncate(file.fileno(), 0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        file.flush()
+        yield
+
+
+def is_owned(folder: Path) -> bool:
+    """Whether a living process owns a run folder."""
+    path = folder / ".lock"
+    if not path.exists():
+        return False
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Return dotted keys and leaves."""
+    entries: Iterator[tuple[str, Any]]
+    if isinstance(tree, Mapping) and tree:
+        entries = ((f"{prefix}.{key}" if prefix else str(key), value) for key, value in tree.items())
+    elif isinstance(tree, list) and tree:
+        entries = ((f"{prefix}[{i}]", value) for i, value in enumerate(tree))
+    else:
+        return {prefix: tree}
+    return {key: leaf for name, value in entries for key, leaf in _flat(value, name).items()}
