@@ -1,6 +1,6 @@
 """The parts in a plain loop: PPO on cart-pole without scheduler, orchestrator, configuration or files.
 
-    python examples/direct_training_with_components.py --steps 40000
+Run it: `python examples/direct_training_with_components.py --steps 40000`
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The loop as a function: `training_loop` with a step function and two losses of one's own. PPO on cart-pole.
 
-    python examples/functional_training_example.py --steps 30000
+Run it: `python examples/functional_training_example.py --steps 30000`
 """
 
 import argparse

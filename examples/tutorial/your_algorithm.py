@@ -6,6 +6,8 @@ Run it in this folder:
     rl-lab train +experiment=your_algorithm_env --allow your_algorithm
 """
 
+# ruff: noqa: UP006, UP035  # written as in the document that it follows
+
 from typing import Any, Dict
 
 import torch

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from rl_lab.buffers import build_sources
-from rl_lab.checks import check_decisions, check_hooks, check_parts, check_phase, optimizer_field
+from rl_lab.checks import check_hooks, check_parts, check_phase, optimizer_field
 from rl_lab.composition import parse_config, resolve
 from rl_lab.config import RunConfig
 from rl_lab.core.batch import Tree, tree_map
@@ -33,6 +33,7 @@ from rl_lab.orchestration.orchestrator import WorkflowLogger
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.run_parts import AgentParts, Counters
 from rl_lab.overrides import group_options
+from rl_lab.rehearsal import check_decisions
 
 __all__ = ["Experiment", "build_experiment", "fill_dims"]
 
@@ -89,6 +90,7 @@ def build_experiment(
         )
         workflow.initialize(context_of(experiment))
         check_decisions(workflow, collector, "controllers" if controllers else "components")
+        experiment.scheduler.next_action()  # a curriculum that cannot begin is refused before a folder is made
         opened.pop_all()
     return experiment
 

@@ -52,7 +52,7 @@ def instantiate(
         raise error.under(key) from error
     except Exception as error:
         raise UserError(
-            f"{target.__name__} cannot be built from these arguments: {error}",
+            f"{target.__name__} cannot be built from these arguments: {_told(error)}",
             key=key,
             value=written,
             remedy="correct the arguments; dimensions come from _dims",
@@ -65,6 +65,10 @@ def instantiate(
             remedy=f"name a class that is a {kind.__name__}",
         )
     return built
+
+
+def _told(error: Exception) -> str:
+    return str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
 
 
 def _partial(target: Callable[..., Any], arguments: dict[str, Any], key: str, kind: type | None) -> Any:

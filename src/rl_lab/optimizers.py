@@ -121,7 +121,7 @@ def _build(
     try:
         _rehearse(make, parameters[0].device)
         return Optimizer(parameters, make, max_grad_norm=section.max_grad_norm, learning_rate=schedule)
-    except Exception as error:  # torch's optimisers refuse their arguments with every kind of exception
+    except (TypeError, ValueError, RuntimeError, AssertionError, LookupError, ArithmeticError) as error:
         raise UserError(
             f"the optimiser cannot be used with these arguments: {str(error).splitlines()[0]}",
             key=place,

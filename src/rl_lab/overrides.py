@@ -126,7 +126,8 @@ def _as_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}: {_as_text(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, (str, Path)) and not re.fullmatch(r"[A-Za-z_][\w/.-]*", str(value)):
-        escaped = str(value).replace("\\", "\\\\").replace('"', '\\"')
+        # Hydra reads backslashes as they are, but for those before a quote.
+        escaped = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), str(value))
         return f'"{escaped}"'  # so that a text stays one, whatever is in it
     return f'"{value}"' if isinstance(value, str) and value.lower() in _WORDS else str(value)
 

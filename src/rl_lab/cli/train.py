@@ -85,6 +85,7 @@ def normalized(words: Sequence[str], experiments: Iterable[str]) -> list[str]:
         else:
             raise UserError(
                 f"rl-lab train: '{word}' is no experiment and no key=value",
+                key="experiment",
                 value=word,
                 valid=names,
                 remedy="see `rl-lab list`",

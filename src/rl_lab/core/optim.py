@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -36,13 +38,17 @@ class Optimizer:
         fused = {"fused": True} if _offers_fused(optimizer) else {}
         self.torch_optimizer = optimizer(self.parameters, **fused)
         self.fused = bool(self.torch_optimizer.defaults.get("fused"))
-        self.max_grad_norm = float("inf") if max_grad_norm is None else float(max_grad_norm)
+        self.max_grad_norm = max_grad_norm
         self.learning_rate = learning_rate
+        kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
+        adam = type(self.torch_optimizer) in (torch.optim.Adam, torch.optim.AdamW)
+        self._is_plain_adam = adam and self.fused and len(kinds) == len(self.torch_optimizer.param_groups) == 1
         self.nonfinite = torch.zeros((), device=self.parameters[0].device)  # sticky: read by the host when it likes
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
-        self.torch_optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
 
     def step(
         self, losses: Mapping[str, Tensor] | None = None, weights: Mapping[str, float | Tensor] = _NOTHING
@@ -50,29 +56,22 @@ class Optimizer:
         """Apply one update and return the losses and the gradient norm before clipping, still on the device."""
         metrics: dict[str, Tensor] = {}
         if losses is not None:
-            if not losses:
-                raise ValueError("no losses were given; step() without any applies the gradients that are there")
-            unknown = weights.keys() - losses.keys()
-            if unknown:
-                raise ValueError(f"weights for {sorted(unknown)}, but the losses are {sorted(losses)}")
-            total = sum(loss * weights[name] if name in weights else loss for name, loss in losses.items())
-            assert isinstance(total, Tensor)
+            total = _weighted_sum(losses, weights)
             self.zero_grad()
             total.backward()  # type: ignore[no-untyped-call]
             metrics = {f"{name}_loss": loss.detach() for name, loss in losses.items()}
             metrics["loss"] = total.detach()
-        norm = self._clip()
-        finite = torch.isfinite(norm) if losses is None else torch.isfinite(norm + metrics["loss"])
-        found = (~finite).to(norm.dtype)
-        self.nonfinite.copy_(torch.maximum(self.nonfinite, found))
+        norm = self._norm()
+        checked = norm if losses is None else norm + metrics["loss"]
+        found = (checked - checked).ne(0.0).to(norm.dtype)  # x - x is not 0 where x is infinite or not a number
+        torch.maximum(self.nonfinite, found, out=self.nonfinite)
+        excess = None if self.max_grad_norm is None else ((norm + 1e-6) / self.max_grad_norm).clamp(min=1.0)
         if self.fused:
-            first = not self.torch_optimizer.state
-            self.torch_optimizer.found_inf = found  # type: ignore[attr-defined]  # the kernel itself skips the step
-            self.torch_optimizer.step()
-            if first:
-                self._clear_state_where(found.bool())
+            self._step_fused(excess, found)
         elif norm.device.type == "cpu":
-            if finite:
+            if excess is not None:
+                torch._foreach_div_([p.grad for p in self.parameters if p.grad is not None], excess)
+            if not found:
                 self.torch_optimizer.step()
         else:
             raise TypeError(
@@ -103,6 +102,18 @@ class Optimizer:
         self.torch_optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
         self.nonfinite.copy_(state["nonfinite"])
 
+    def _step_fused(self, excess: Tensor | None, found: Tensor) -> None:
+        """Let the kernel itself divide the gradients by `excess` and skip the step where `found` is 1."""
+        optimizer = self.torch_optimizer
+        if self._is_plain_adam and len(optimizer.state) == len(self.parameters):
+            _step_adam(optimizer, excess, found)
+            return
+        first = not optimizer.state
+        optimizer.grad_scale, optimizer.found_inf = excess, found  # type: ignore[attr-defined]
+        optimizer.step()
+        if first:
+            self._clear_state_where(found.bool())
+
     def _clear_state_where(self, skipped: Tensor) -> None:
         # A kernel that skips its very first step leaves new momentum buffers unset.
         for entry in self.torch_optimizer.state.values():
@@ -110,14 +121,59 @@ class Optimizer:
                 if isinstance(value, Tensor):
                     value.masked_fill_(skipped, 0)
 
-    def _clip(self) -> Tensor:
+    def _norm(self) -> Tensor:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if not gradients:
             raise ValueError("no parameter of this optimiser received a gradient")
-        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        if self.max_grad_norm != float("inf"):
-            torch._foreach_mul_(gradients, (self.max_grad_norm / (norm + 1e-6)).clamp(max=1.0))
-        return norm
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+
+def _weighted_sum(losses: Mapping[str, Tensor], weights: Mapping[str, float | Tensor]) -> Tensor:
+    if not losses:
+        raise ValueError("no losses were given; step() without any applies the gradients that are there")
+    unknown = weights.keys() - losses.keys()
+    if unknown:
+        raise ValueError(f"weights for {sorted(unknown)}, but the losses are {sorted(losses)}")
+    # A loss whose weight is the number 0 is only watched: nothing needs to flow back through it.
+    counted = [name for name in losses if isinstance(weights.get(name), Tensor) or weights.get(name) != 0] or losses
+    return functools.reduce(operator.add, [_weighed(losses[name], weights.get(name)) for name in counted])
+
+
+def _weighed(loss: Tensor, weight: float | Tensor | None) -> Tensor:
+    return loss if weight is None else loss * weight
+
+
+@torch.no_grad()
+def _step_adam(optimizer: torch.optim.Optimizer, excess: Tensor | None, found: Tensor) -> None:
+    """Do what the `step` of Adam and AdamW does once their state exists.
+
+    Theirs groups tensors, looks for hooks and profiles around the same kernel, which for the small networks of
+    reinforcement learning takes longer than the kernel.
+    """
+    group = optimizer.param_groups[0]
+    parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+    states = [optimizer.state[parameter] for parameter in parameters]
+    steps = [state["step"] for state in states]
+    kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+    torch._foreach_add_(steps, 1)
+    kernel(
+        parameters,
+        [parameter.grad for parameter in parameters],
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
+        steps,
+        lr=group["lr"],
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=group["amsgrad"],
+        maximize=group["maximize"],
+        grad_scale=excess,
+        found_inf=found,
+    )
+    torch._foreach_sub_(steps, [found] * len(steps))
 
 
 def _offers_fused(optimizer: Callable[..., Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 from typing import Any
@@ -20,8 +21,7 @@ class SeedTree:
 
     def sequence(self, name: str, *path: int) -> np.random.SeedSequence:
         """Return the node (run, name, *path) of the tree."""
-        words = np.frombuffer(hashlib.sha256(name.encode()).digest()[:16], dtype=np.uint32)
-        return np.random.SeedSequence(self.run_seed, spawn_key=(*(int(word) for word in words), *path))
+        return np.random.SeedSequence(self.run_seed, spawn_key=(*_words(name), *path))
 
     def seed(self, name: str, *path: int) -> int:
         """Return a 32-bit seed for (run, name, *path): an environment's episode, an initialisation."""
@@ -67,6 +67,12 @@ class SeedTree:
 
 def _seed_of(sequence: np.random.SeedSequence) -> int:
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@functools.cache
+def _words(name: str) -> tuple[int, ...]:
+    """Return 128 bits of a name as four numbers."""
+    return tuple(np.frombuffer(hashlib.sha256(name.encode()).digest()[:16], dtype=np.uint32).tolist())
 
 
 def seed_all(seed: int, environment: Any = None) -> dict[str, Any]:

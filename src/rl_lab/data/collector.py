@@ -61,10 +61,10 @@ class RolloutCollector:
 
     def collect(self, act: ActFunction, num_steps: int, *, random_actions: bool = False) -> CollectResult:
         """Take `num_steps` decisions in every environment and return them as a [T, N] trajectory."""
-        columns: dict[str, Any] = {}
         infos: list[Mapping[str, Any]] = []
         returns: list[float] = []
         lengths: list[int] = []
+        extras: dict[str, Tensor] = {}
         env_steps = 0
         num_envs = self.num_envs
         observations = tree_map(lambda leaf: np.empty((num_steps, *leaf.shape), leaf.dtype), self.observations)
@@ -74,31 +74,29 @@ class RolloutCollector:
         truncated = np.empty((num_steps, num_envs), np.bool_)
         visible = tree_map(torch.from_numpy, observations)
         single = isinstance(observations, np.ndarray)
+        rows = visible.unbind() if single else [_row(visible, t) for t in range(num_steps)]
         on_cpu = self.device == "cpu"
-        for t in range(num_steps):
+        for t, seen in enumerate(rows):
             if single:
                 observations[t] = self.observations
-                seen = visible[t]
             else:
                 _store(observations, t, self.observations)
-                seen = _row(visible, t)
             if not on_cpu:
                 seen = tree_map(lambda leaf: leaf.to(self.device), seen)
             said = act(seen, self.state, explore=True, generator=self.generator)
-            actions = self._random_actions() if random_actions else said.actions
+            taken = (self._random_actions() if random_actions else said.actions).cpu().numpy()
             if t == 0:
-                shape = (num_steps, *actions.shape)
-                columns["actions"] = torch.empty(shape, dtype=actions.dtype)
+                actions = np.empty((num_steps, *taken.shape), taken.dtype)
                 for name, column in said.extras.items():
-                    columns[name] = torch.empty((num_steps, *column.shape), dtype=column.dtype)
-            columns["actions"][t] = actions
+                    extras[name] = torch.empty((num_steps, *column.shape), dtype=column.dtype)
+            actions[t] = taken
             for name, column in said.extras.items():
-                columns[name][t] = column
+                extras[name][t] = column
             if said.state is not None:
                 self.state = tree_map(Tensor.clone, said.state)
-            taken = actions.cpu().numpy()
             self._actions.append(taken)
-            successor, rewards[t], terminated[t], truncated[t], info = self.environments.step(taken)
+            successor, reward, ended, cut, info = self.environments.step(taken)
+            rewards[t], terminated[t], truncated[t] = reward, ended, cut
             if single:
                 successors[t] = successor
             else:
@@ -106,11 +104,10 @@ class RolloutCollector:
             if info:
                 infos.append(info)
             env_steps += int(info["frames"].sum()) if "frames" in info else num_envs
-            self._finish_step(successor, rewards[t], terminated[t], truncated[t], returns, lengths)
-        extras = {name: column for name, column in columns.items() if name != "actions"}
+            self._finish_step(successor, reward, ended, cut, returns, lengths)
         trajectory = Batch(
             observations=visible,
-            actions=columns["actions"],
+            actions=torch.from_numpy(actions),
             rewards=torch.from_numpy(rewards),
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
@@ -234,7 +231,7 @@ class RolloutCollector:
         self.running_returns += rewards
         self.running_lengths += 1
         done = terminated | truncated
-        if not done.any():
+        if not np.count_nonzero(done):  # several times faster than any() on few entries
             self.observations = successor
             return
         returns += self.running_returns[done].tolist()

@@ -14,6 +14,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl_lab.core.errors import UserError
 from rl_lab.envs import probes, tiny
+from rl_lab.envs.pool import WorkerPool
 from rl_lab.envs.world import World
 from rl_lab.envs.wrappers import (
     SUPPORTED_ACTIONS,
@@ -69,6 +70,8 @@ def make_env(
     render: bool = False,
     kwargs: Mapping[str, Any] | None = None,
     allow: Collection[str] = (),
+    workers: int = 0,
+    worker_timeout: float = 60.0,
 ) -> VectorEnv:
     """Make `num_envs` environments that are stepped together, without autoreset.
 
@@ -76,6 +79,8 @@ def make_env(
     `max_episode_steps` replaces the environment's own limit, counts its steps (repeated ones too) and truncates.
     `resize` is a side or (height, width). `render` is for Gymnasium environments; our worlds always draw.
     An id with a colon imports a module, whose top package must be in `allow`.
+    `workers` processes step the environments (0: this one), for such as need more than 200 microseconds a step; one
+    that gives no answer for `worker_timeout` seconds is replaced.
     """
     if not isinstance(id, str):
         raise UserError("an environment's id is a text", key="environment.id", value=id)
@@ -85,6 +90,24 @@ def make_env(
     if max_episode_steps is not None:
         _check_count("max_episode_steps", max_episode_steps)
     size = None if resize is None else _check_size(resize)
+    if workers:
+        _check_count("workers", workers)
+        if isinstance(worker_timeout, bool) or not isinstance(worker_timeout, (int, float)) or not worker_timeout > 0:
+            raise UserError(
+                "worker_timeout must be a number of seconds above 0",
+                key="environment.worker_timeout",
+                value=worker_timeout,
+            )
+        settings = {
+            "action_repeat": action_repeat,
+            "resize": None if size is None else list(size),
+            "frame_stack": frame_stack,
+            "max_episode_steps": max_episode_steps,
+            "render": render,
+            "kwargs": dict(kwargs or {}),
+            "allow": list(allow),
+        }
+        return WorkerPool(id, num_envs, workers=workers, timeout=float(worker_timeout), settings=settings)
     limit = {} if max_episode_steps is None else {"max_episode_steps": max_episode_steps}
     if id in WORLDS:
         env = _make_world(id, num_envs, dict(kwargs or {}), limit)

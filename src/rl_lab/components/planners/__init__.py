@@ -1,0 +1,1 @@
+"""Planners: decisions by looking ahead in a model."""

@@ -1,0 +1,26 @@
+"""Noise: the draws of algorithms, each from a generator that its caller owns; tests replace them by known numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw standard normal numbers of the type and on the device of a tensor."""
+    return torch.empty(shape, dtype=like.dtype, device=like.device).normal_(generator=generator)
+
+
+def uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw numbers in [0, 1)."""
+    return torch.empty(shape, dtype=like.dtype, device=like.device).uniform_(generator=generator)
+
+
+def exponential(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw from the exponential distribution of rate one; minus its logarithm is Gumbel noise."""
+    return torch.empty(shape, dtype=like.dtype, device=like.device).exponential_(generator=generator)
+
+
+def permutation(length: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw an order of 0 .. length - 1."""
+    return torch.randperm(length, device=like.device, generator=generator)

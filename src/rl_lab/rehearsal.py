@@ -1,0 +1,96 @@
+"""Rehearsal: a few decisions before the first step, so that networks and spaces that do not fit are found at once."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_lab.core.batch import Tree, tree_map
+from rl_lab.core.errors import UserError
+from rl_lab.core.workflow import Workflow
+from rl_lab.data.collector import RolloutCollector
+
+NUM_DECISIONS = 32
+
+
+def check_decisions(workflow: Workflow, collector: RolloutCollector, section: str) -> None:
+    """Ask for a few decisions and values; `section` is where the configuration declares the networks."""
+    name = type(workflow).__name__
+    if not workflow.acts:
+        if not workflow.collects:
+            raise UserError(
+                f"{name} defines neither act nor collect_step",
+                key="workflow._target_",
+                value=name,
+                remedy="define act(observations, state, *, explore, generator)",
+            )
+        return
+    observations = tree_map(lambda leaf: torch.from_numpy(leaf).to(collector.device), collector.observations)
+    shapes = tree_map(lambda leaf: list(leaf.shape[1:]), observations)
+    generator = torch.Generator(collector.device)
+    generator.manual_seed(0)  # nobody's stream
+    space = collector.environments.single_action_space
+    # One wrong index among many is found only by looking at several decisions.
+    repeats = -(-NUM_DECISIONS // collector.num_envs) if hasattr(space, "n") else 1
+    for explore in (False, *[True] * repeats):
+        act = partial(workflow.act, observations, collector.state, explore=explore, generator=generator)
+        actions = _attempt(act, f"{name} cannot act on observations of shape {shapes}", section, shapes).actions
+        _check_actions(actions, (collector.num_envs, *space.shape), getattr(space, "n", None), name, section)
+    if callable(value := getattr(workflow, "value", None)):  # optional: only RLModule needs it
+        problem = f"{name} cannot estimate the value of observations of shape {shapes}"
+        values = _attempt(partial(value, observations), problem, section, shapes)
+        if tuple(values.shape) != (collector.num_envs,):
+            raise UserError(
+                f"{name} gives every observation {list(values.shape[1:])} values instead of one",
+                key=section,
+                value=list(values.shape),
+                remedy="let the network that estimates values have one output",
+            )
+
+
+def _attempt(call: Callable[[], Any], problem: str, section: str, shapes: Tree) -> Any:
+    try:
+        with torch.no_grad():
+            return call()
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, AssertionError) as error:
+        raise UserError(
+            f"{problem}: {_told(error)}",
+            key=section,
+            value=shapes,
+            remedy="check that the networks take ${_dims.observation} and suit this kind of observation",
+        ) from error
+
+
+def _told(error: Exception) -> str:
+    """Say what went wrong and on which line of code that is not torch's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}{where}"
+
+
+def _check_actions(
+    actions: Tensor, shape: tuple[int, ...], num_actions: int | None, workflow: str, section: str
+) -> None:
+    discrete = num_actions is not None
+    if tuple(actions.shape) != shape or actions.dtype.is_floating_point == discrete:
+        raise UserError(
+            f"{workflow} gives actions of shape {list(actions.shape)} and {actions.dtype}, "
+            f"but the environment wants {'indices' if discrete else 'real numbers'} of shape {list(shape)}",
+            key=section,
+            value=list(actions.shape),
+            remedy="discrete actions need an actor such as categorical, continuous ones one such as gaussian; "
+            "either has the size ${_dims.action}",
+        )
+    if discrete and not ((actions >= 0) & (actions < num_actions)).all():
+        raise UserError(
+            f"{workflow} chose action {int(actions.max())}, but the environment has only {num_actions}",
+            key=section,
+            value=int(actions.max()),
+            remedy="let the network have ${_dims.action} outputs",
+        )

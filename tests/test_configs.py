@@ -1,0 +1,492 @@
+"""Configuration: every shipped experiment and every group file composes, binds, dry-runs and runs."""
+
+import inspect
+import json
+import runpy
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+import rl_lab
+from rl_lab.build import build_experiment
+from rl_lab.cli import main
+from rl_lab.composition import as_overrides, compose, config_hash, load_experiment, override, parse_config, resolve
+from rl_lab.config import PACKAGE_CONFIGS
+from rl_lab.core.errors import UserError
+from rl_lab.environment import fill_dims
+from rl_lab.instantiate import resolve_target
+from rl_lab.orchestration.loop import training_loop
+from rl_lab.runs import run_training
+
+ROOT = Path(__file__).parents[1]
+EXPERIMENTS = sorted(path.stem for path in (PACKAGE_CONFIGS / "experiment").glob("*.yaml"))
+GROUP_FILES = sorted(
+    path.relative_to(PACKAGE_CONFIGS).with_suffix("").as_posix()
+    for path in PACKAGE_CONFIGS.rglob("*.yaml")
+    if path.parent not in (PACKAGE_CONFIGS, PACKAGE_CONFIGS / "experiment")
+)
+OFF_POLICY = ("rl_lab.workflows.dqn.DQNWorkflow",)
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def nodes(tree: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield every mapping with a `_target_`, at any depth."""
+    if isinstance(tree, Mapping):
+        if "_target_" in tree:
+            yield tree
+        for value in tree.values():
+            yield from nodes(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from nodes(value)
+
+
+def toy(name: str, cycles: int = 3) -> DictConfig:
+    """Compose an experiment at toy size: the same parts and hooks, small networks, few steps, a few cycles."""
+    config = load_experiment(
+        name, ["environment.num_envs=2", "evaluation.episodes=2", "environment.max_episode_steps=20"]
+    )
+    config.experiment.device = "cpu"
+    for phase in config.training.phases:
+        for duration in ("duration_steps", "duration_updates", "duration_cycles"):
+            phase.pop(duration, None)
+        phase.duration_cycles = cycles
+        phase.workflow_hooks = [
+            {"collect": 8} if hook == "collect" or "collect" in hook else hook for hook in phase.workflow_hooks
+        ]
+    for node in nodes_of_config(config):
+        if "hidden" in node:
+            node.hidden = [8] * len(node.hidden)
+        if "min_size" in node:
+            node.min_size, node.capacity, node.batch_size = 4, 64, 4
+    return config
+
+
+def nodes_of_config(tree: Any) -> Iterator[DictConfig]:
+    if isinstance(tree, DictConfig):
+        yield tree
+        for key in tree:
+            if not OmegaConf.is_missing(tree, key) and not OmegaConf.is_interpolation(tree, key):
+                yield from nodes_of_config(tree[key])
+
+
+def test_there_is_something_to_test():
+    assert {"dqn_cartpole", "ppo_cartpole", "ppo_pendulum"} <= set(EXPERIMENTS)
+    assert {"workflow/dqn", "components/q_network/mlp", "buffer/replay", "model/ppo_pixels"} <= set(GROUP_FILES)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiment_composes_resolves_validates_and_binds(name):
+    filled = fill_dims(load_experiment(name))
+    config = parse_config(filled)
+    assert config.experiment.name == name
+    assert "???" not in yaml.safe_dump(resolve(filled))
+    found = list(nodes(resolve(filled)))
+    assert len(found) >= 4  # a workflow, a network, an optimiser, a buffer
+    for node in found:
+        target = resolve_target(node, "node")
+        arguments = {key: value for key, value in node.items() if not key.startswith("_")}
+        inspect.signature(target).bind_partial(**arguments)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiment_dry_runs_quickly(name, elsewhere, capsys):
+    main(["train", name, "--dry-run"])  # whatever is slow once per process
+    start = time.process_time()
+    assert main(["train", name, "--dry-run"]) == 0
+    assert time.process_time() - start < 1.0
+    text = capsys.readouterr().out
+    assert "collect" in text
+    assert "agent steps" in text
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiment_runs_three_cycles(name, elsewhere):
+    outcome = run_training(toy(name), run_dir=elsewhere / "run", quiet=True)
+    assert outcome.code == 0
+    summary = json.loads((elsewhere / "run" / "summary.json").read_text())
+    assert summary["finished"]
+    assert summary["agent_steps"] == 3 * 8 * 2
+    assert summary["updates"] > 0
+    assert len(summary["last_evaluation"]["returns"]) == 2
+    metrics = [json.loads(line) for line in (elsewhere / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [record["value"] for record in metrics if record["key"].endswith("loss")]
+    assert losses
+    assert all(abs(loss) < 1e9 for loss in losses)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_experiment_says_what_it_is(name):
+    lines = (PACKAGE_CONFIGS / "experiment" / f"{name}.yaml").read_text().splitlines()
+    assert lines[0] == "# @package _global_"
+    assert lines[1].startswith("# ")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_off_policy_experiments_update_by_ratio(name):
+    config = resolve(fill_dims(load_experiment(name)))
+    if config["workflow"]["_target_"] in OFF_POLICY:
+        hooks = [hook for phase in config["training"]["phases"] for hook in phase["workflow_hooks"]]
+        updates = [
+            options for hook in hooks if isinstance(hook, dict) for key, options in hook.items() if key != "collect"
+        ]
+        assert updates
+        assert all("ratio" in options for options in updates)
+    for phase in config["training"]["phases"]:
+        if len(config["training"]["phases"]) == 1:
+            assert phase["duration_steps"] == config["training"]["total_timesteps"]
+
+
+DIMS = {"observation": 4, "action": 2, "latent": 6}
+IMAGE = [3, 16, 16]
+
+
+@pytest.mark.parametrize("name", [name for name in GROUP_FILES if not name.startswith("model/")])
+def test_every_group_file_can_be_built(name):
+    text = (PACKAGE_CONFIGS / f"{name}.yaml").read_text()
+    node = OmegaConf.create({"node": yaml.safe_load(text)})
+    node._dims = DIMS | {"observation": IMAGE if "conv" in name else {"a": 3, "b": IMAGE} if "dict" in name else 4}
+    plain = resolve(node)["node"]
+    if name.startswith("environment/"):
+        composed = compose(["experiment=ppo_cartpole", f"environment={name.partition('/')[2]}"])
+        assert fill_dims(composed)._dims.observation
+    elif name.startswith("workflow/"):
+        assert issubclass(resolve_target(plain, "workflow"), rl_lab.Workflow)
+    else:
+        from numpy.random import default_rng
+
+        from rl_lab.instantiate import instantiate
+
+        given = {"num_envs": 2, "generator": default_rng(0), "device": "cpu"}
+        built = instantiate(plain, "node", given=given)
+        assert isinstance(built, torch.nn.Module) or hasattr(built, "gather")
+
+
+@pytest.mark.parametrize(
+    ("model", "environment"),
+    [("ppo_discrete", "cartpole"), ("ppo_continuous", "pendulum"), ("ppo_pixels", "gridworld")],
+)
+def test_every_model_can_be_chosen(model, environment):
+    composed = compose(["experiment=ppo_cartpole", f"model={model}", f"environment={environment}"])
+    build_experiment(composed, Path("unwritten")).close()
+    models = [path.stem for path in (PACKAGE_CONFIGS / "model").glob("*.yaml")]
+    assert sorted(models) == ["ppo_continuous", "ppo_discrete", "ppo_pixels"]
+
+
+def test_every_group_file_can_be_chosen_in_an_experiment():
+    choices = [name.rpartition("/") for name in GROUP_FILES]
+    for group, _, choice in choices:
+        key = {"controller": "+controller@controllers.x", "buffer": "buffer"}.get(group, f"+{group}")
+        key = {"model": "model", "workflow": "workflow", "environment": "environment"}.get(group, key)
+        composed = compose(["experiment=ppo_cartpole", f"{key}={choice}"])
+        assert composed.experiment.name == "ppo_cartpole"
+
+
+def printed(words: list[str], capsys) -> dict[str, Any]:
+    assert main(["train", *words]) == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_cfg_job_prints_what_was_composed(capsys, elsewhere):
+    plain = printed(["+experiment=dqn_cartpole", "experiment.seed=7", "--cfg", "job"], capsys)
+    assert plain["experiment"] == {"name": "dqn_cartpole", "seed": 7, "device": "auto"}
+    assert plain["buffer"]["window"] == "${algorithm.n_step}"
+    assert plain["_dims"]["observation"] == "???"
+    assert "hydra" not in plain
+    assert "defaults" not in plain
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_cfg_job_of_a_package(capsys):
+    whole = printed(["experiment=dqn_cartpole", "--cfg", "job"], capsys)
+    assert printed(["experiment=dqn_cartpole", "--cfg", "job", "--package", "_global_"], capsys) == whole
+    assert (
+        printed(["experiment=dqn_cartpole", "--cfg", "job", "--package", "training.phases"], capsys)
+        == (whole["training"]["phases"])
+    )
+    assert main(["train", "dqn_cartpole", "--cfg", "job", "--package", "trainin"]) == 2
+    assert "nearest:  training" in capsys.readouterr().err
+
+
+def test_cfg_job_resolved(capsys):
+    plain = printed(["dqn_cartpole", "algorithm.n_step=5", "--cfg", "job", "--resolve"], capsys)
+    assert plain["buffer"]["window"] == 5
+    assert plain["_dims"] == {"observation": 4, "action": 2}
+    assert plain["components"]["q_network"]["inputs"] == 4
+    assert "${" not in yaml.safe_dump(plain)
+
+
+def test_the_script_prints_configurations_too(elsewhere, capsys, monkeypatch):
+    script = str(ROOT / "scripts" / "train.py")
+    for words in (["--cfg", "job"], ["--cfg", "job", "--package", "_global_"], ["--cfg", "job", "--resolve"]):
+        monkeypatch.setattr(sys, "argv", [script, "+experiment=ppo_cartpole", *words])
+        with pytest.raises(SystemExit) as left:
+            runpy.run_path(script, run_name="__main__")
+        assert left.value.code == 0
+        assert yaml.safe_load(capsys.readouterr().out)["experiment"]["name"] == "ppo_cartpole"
+    assert list(elsewhere.iterdir()) == []  # no outputs/, no change of directory
+
+
+def test_the_plus_before_experiment_may_be_left_out():
+    assert compose(["+experiment=ppo_cartpole"]) == compose(["experiment=ppo_cartpole"])
+
+
+def test_the_experiment_beats_the_root_and_overrides_beat_the_experiment():
+    assert compose(["experiment=dqn_cartpole"]).evaluation.every == 5000  # the root says 10000
+    assert compose(["experiment=dqn_cartpole", "evaluation.every=7"]).evaluation.every == 7
+    assert compose(["evaluation.every=7", "experiment=dqn_cartpole"]).evaluation.every == 7
+
+
+def test_own_configs_are_searched_first(elsewhere, capsys):
+    folder = elsewhere / "configs"
+    (folder / "experiment").mkdir(parents=True)
+    (folder / "environment").mkdir()
+    (folder / "experiment" / "mine.yaml").write_text(
+        "# @package _global_\n# Mine.\ndefaults:\n  - ppo_cartpole\n  - _self_\nexperiment:\n  name: mine\n"
+    )
+    (folder / "environment" / "cartpole.yaml").write_text("id: tiny/CartPole\nmax_episode_steps: 11\n")
+    plain = printed(["mine", "--cfg", "job"], capsys)
+    assert plain["experiment"]["name"] == "mine"
+    assert plain["environment"]["max_episode_steps"] == 11  # hides the package's own
+    assert plain["workflow"]["_target_"] == "rl_lab.workflows.ppo.PPOWorkflow"
+    assert compose(["experiment=dqn_cartpole"]).environment.max_episode_steps == 11
+    assert main(["train", "min", "--cfg", "job"]) == 2
+    assert "mine" in capsys.readouterr().err
+
+
+def test_a_broken_file_of_the_user_is_named(elsewhere):
+    folder = elsewhere / "configs" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text("# @package _global_\ndefaults:\n  - nothing_such\n  - _self_\n")
+    with pytest.raises(UserError, match="nothing_such") as caught:
+        compose(["experiment=mine"])
+    assert caught.value.key
+    (folder / "mine.yaml").write_text("a: [1\nb: 2")
+    with pytest.raises(UserError, match=r"mine\.yaml") as caught:
+        compose(["experiment=mine"])
+    assert "line 2" in str(caught.value)
+
+
+def test_add_takes_any_number_of_terms_and_spaces():
+    config = OmegaConf.create({"x": 3, "a": "${add:1, 2}", "b": "${add:${x},${a} , 10}", "c": "${add: 0.5,1}"})
+    assert resolve(config) == {"x": 3, "a": 3, "b": 16, "c": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("environment", "observation", "action"),
+    [
+        ("tiny/CartPole", 4, 2),
+        ("tiny/GridWorld", [3, 32, 32], 4),
+        ("tiny/Pendulum", 3, 1),
+        ("tiny/PointMass", 4, 2),
+        ("FrozenLake-v1", 16, 4),
+        ("Pendulum-v1", 3, 1),
+    ],
+)
+def test_dims_are_filled_from_the_environment(environment, observation, action):
+    filled = fill_dims(compose(["experiment=ppo_cartpole", f"environment.id={environment}"]))
+    assert OmegaConf.to_container(filled._dims) == {"observation": observation, "action": action}
+    assert OmegaConf.is_missing(compose(["experiment=ppo_cartpole"])._dims, "observation")
+
+
+def test_dims_of_a_dict_and_of_wrappers(dict_environment):
+    filled = fill_dims(compose(["experiment=ppo_cartpole", f"environment.id={dict_environment}"]))
+    assert OmegaConf.to_container(filled._dims)["observation"] == {"camera": [3, 8, 8], "speed": 2}
+    stacked = compose(["experiment=ppo_cartpole", "environment=gridworld", "environment.frame_stack=3"])
+    assert list(fill_dims(stacked)._dims.observation) == [9, 32, 32]
+    resized = compose(["experiment=ppo_cartpole", "environment=gridworld", "environment.resize=[12,10]"])
+    assert list(fill_dims(resized)._dims.observation) == [3, 12, 10]
+
+
+def test_a_dict_of_observations_runs(dict_environment, elsewhere):
+    composed = compose(["experiment=dqn_cartpole", f"environment.id={dict_environment}"])
+    composed.components.q_network = {
+        "_target_": "rl_lab.components.representation.encoders.DictEncoder",
+        "input_dim": "${_dims.observation}",
+        "latent_dim": "${_dims.action}",
+    }
+    composed.buffer.min_size = 4
+    composed.training.total_timesteps = 128
+    composed.evaluation.episodes = 1
+    outcome = run_training(composed, run_dir=elsewhere / "run", quiet=True)
+    assert outcome.summary["updates"] > 0
+
+
+@pytest.fixture
+def dict_environment():
+    import gymnasium
+    import numpy as np
+    from gymnasium import spaces
+
+    class Room(gymnasium.Env):
+        observation_space = spaces.Dict(
+            {"camera": spaces.Box(0, 255, (8, 8, 3), np.uint8), "speed": spaces.Box(-1.0, 1.0, (2,), np.float32)}
+        )
+        action_space = spaces.Discrete(3)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.time = 0
+            return self._look(), {}
+
+        def step(self, action):
+            self.time += 1
+            return self._look(), float(action == 1), self.time >= 7, False, {}
+
+        def _look(self):
+            return {
+                "camera": self.np_random.integers(0, 255, (8, 8, 3), np.uint8),
+                "speed": np.zeros(2, np.float32),
+            }
+
+    gymnasium.register("TestRoom-v0", entry_point=Room)
+    yield "TestRoom-v0"
+    del gymnasium.registry["TestRoom-v0"]
+
+
+def test_a_stated_dimension_must_agree():
+    agreeing = compose(["experiment=ppo_cartpole", "_dims.observation=4", "_dims.action=2"])
+    assert fill_dims(agreeing)._dims.observation == 4
+    with pytest.raises(UserError, match="has action 2, not 3") as caught:
+        fill_dims(compose(["experiment=ppo_cartpole", "_dims.action=3"]))
+    assert caught.value.key == "_dims.action"
+    with pytest.raises(UserError, match=r"has observation \[3, 32, 32\], not 4"):
+        fill_dims(compose(["experiment=ppo_cartpole", "environment=gridworld", "_dims.observation=4"]))
+
+
+def test_integral_floats_are_integers():
+    composed = compose(["experiment=dqn_cartpole", "training.total_timesteps=1e5", "buffer.capacity=2e4"])
+    config = parse_config(fill_dims(composed))
+    assert config.training.total_timesteps == 100_000
+    assert isinstance(config.training.total_timesteps, int)
+    experiment = build_experiment(composed, Path("unwritten"))
+    experiment.close()
+    assert experiment.sources["replay"].ring.capacity == 20_000
+    with pytest.raises(UserError, match="a whole number"):
+        parse_config(fill_dims(compose(["experiment=dqn_cartpole", "training.total_timesteps=1.5"])))
+
+
+def test_algorithm_is_free_form():
+    composed = compose(["experiment=dqn_cartpole", "algorithm.anything.at_all=[1,{a: b}]"])
+    experiment = build_experiment(composed, Path("unwritten"))
+    experiment.close()
+    assert experiment.config.algorithm["anything"] == {"at_all": [1, {"a": "b"}]}
+
+
+def test_load_experiment_takes_texts_or_a_mapping():
+    texts = rl_lab.load_experiment("ppo_cartpole", ["experiment.seed=3", "workflow.gamma=0.5"])
+    mapping = rl_lab.load_experiment("ppo_cartpole", {"seed": 3, "workflow.gamma": 0.5})
+    assert texts == mapping == rl_lab.load_experiment("ppo_cartpole", {"seed": 3, "workflow__gamma": 0.5})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(3, -2, 0.25, 1e-5, True, None, "plain", "two words", "a,b", "{x}", "it's", 'say "x"', "back\\slash", "null"),
+        *(
+            "1e5",
+            "true",
+            "",
+            [1, "a b", [2.5, None]],
+            {"a": 1, "b": ["x y", {"c": False}]},
+            "a=b",
+            "[1",
+            "${algorithm.x}",
+        ),
+    ],
+)
+def test_values_from_python_arrive_as_they_are(value):
+    composed = rl_lab.load_experiment("ppo_cartpole", {"algorithm.x": 1, "algorithm.given": value})
+    given = OmegaConf.to_container(composed.algorithm, resolve=False)["given"]
+    assert given == value
+    assert type(given) is type(value)
+
+
+def test_short_names_are_written_out():
+    assert as_overrides({"seed": 1, "device": "cpu", "name": "x"}) == [
+        *("experiment.seed=1", "experiment.device=cpu", "experiment.name=x"),
+    ]
+
+
+def test_train_from_python(elsewhere):
+    outcome = rl_lab.train(
+        "ppo_cartpole",
+        seed=1,
+        run_dir=elsewhere / "run",
+        training__total_timesteps=600,
+        evaluation__episodes=1,
+        logging={"every": 200},
+    )
+    assert outcome.code == 0
+    assert outcome.summary["seed"] == 1
+    assert outcome.summary["agent_steps"] == 768  # three cycles of 8 x 32
+    saved = yaml.safe_load((elsewhere / "run" / "config.yaml").read_text())
+    assert saved["logging"]["every"] == 200
+
+
+def test_parts_are_initialised_by_name_not_by_order():
+    first = build_experiment(load_experiment("ppo_cartpole", {"seed": 1}), Path("unwritten"))
+    again = build_experiment(load_experiment("ppo_cartpole", {"seed": 1, "environment.num_envs": 3}), Path("unwritten"))
+    other = build_experiment(load_experiment("ppo_cartpole", {"seed": 2}), Path("unwritten"))
+    weights = [e.controllers["critic"].network.layers[0].weight for e in (first, again, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    for experiment in (first, again, other):
+        experiment.close()
+
+
+def test_building_draws_nothing_from_the_streams_of_the_run():
+    composed = load_experiment("dqn_cartpole")
+    one, two = (build_experiment(composed, Path("unwritten")) for _ in range(2))
+    fresh = rl_lab.SeedTree(0).generator("collect/act")
+    assert torch.equal(one.collector.generator.get_state(), fresh.get_state())  # the rehearsal has its own
+    events = [next(training_loop(e.workflow, e.scheduler, e.collector, e.sources)).metrics for e in (one, two)]
+    assert events[0] == events[1]
+
+
+def test_a_step_of_the_build_may_be_replaced(monkeypatch):
+    """A script of one's own replaces one function of the composition root and keeps the others."""
+    import rl_lab.build as build
+    from rl_lab.core.optim import Optimizer
+
+    def mine(config, components, controllers, allow):
+        parameters = [p for part in {**components, **controllers}.values() for p in part.parameters()]
+        return {"agent": Optimizer(parameters, torch.optim.SGD)}
+
+    monkeypatch.setattr(build, "build_optimizers", mine)
+    experiment = build.build_experiment(load_experiment("dqn_cartpole"), Path("unwritten"))
+    experiment.close()
+    assert isinstance(experiment.workflow.optimizer.torch_optimizer, torch.optim.SGD)
+
+
+def test_config_hash_ignores_what_only_extends_a_run():
+    base = load_experiment("dqn_cartpole")
+    for word in ("training.total_timesteps=99", "training.stop_at_return=3", "logging.every=5", "checkpoint.keep=9"):
+        assert config_hash(load_experiment("dqn_cartpole", [word])) == config_hash(base), word
+    for word in ("experiment.seed=1", "workflow.gamma=0.5", "environment.num_envs=2", "algorithm.x=1"):
+        assert config_hash(load_experiment("dqn_cartpole", [word])) != config_hash(base), word
+
+
+def test_override_of_a_saved_configuration():
+    base = load_experiment("dqn_cartpole")
+    changed = override(base, ["training.total_timesteps=5", "training.phases.0.name=other", "logging.folder=x=y"])
+    assert (changed.training.total_timesteps, changed.training.phases[0].name) == (5, "other")
+    assert changed.logging.folder == "x=y"
+    assert base.training.total_timesteps == 50_000
+    for wrong in ("training", "=3", "training.total_timesteps={", "training.phases.9.name=x", "training.phases.x=3"):
+        with pytest.raises(UserError) as caught:
+            override(base, [wrong])
+        assert caught.value.key
