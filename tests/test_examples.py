@@ -21,9 +21,9 @@ def loaded(name: str):
 
 
 def test_direct_training_learns_and_prints_progress(capsys):
-    test_return = loaded("direct_training_with_components").train(25_000)
+    test_return = loaded("direct_training_with_components").train(15_000)
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) >= 4
+    assert len(lines) >= 3
     assert all("steps  return" in line and "loss" in line for line in lines)
     assert test_return > 150
 

@@ -100,7 +100,13 @@ def select(config: DictConfig, key: str) -> DictConfig:
     """Return a part of a configuration for printing."""
     selected = part(config, key)
     if selected is None:
-        raise UserError("no such key", key="--package", value=key, valid=[str(name) for name in config])
+        raise UserError(
+            "no such key",
+            key="--package",
+            value=key,
+            valid=[str(name) for name in config],
+            remedy="name a part, such as training.phases",
+        )
     return selected if OmegaConf.is_config(selected) else OmegaConf.create({key: selected})
 
 

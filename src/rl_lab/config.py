@@ -32,6 +32,7 @@ class EnvironmentSection:
     """Where the agent acts."""
 
     id: str
+    task: str | None = None  # for ids that are written in terms of it: dmc/${environment.task}
     num_envs: Annotated[int, Range(1, 100_000)] = 1
     action_repeat: Annotated[int, Range(1, 1_000)] = 1
     frame_stack: Annotated[int, Range(1, 1_000)] = 1
@@ -64,6 +65,8 @@ class TrainingSection:
     stop_at_return: float | None = None  # end the run when an evaluation reaches this mean
     resume_path: str | None = None
     threads: Annotated[int, Range(1, 1_024)] = 1
+    capture: Literal["auto", "none"] = "auto"  # on a GPU, updates and decisions become CUDA graphs
+    compile: Literal["none", "parts"] = "none"  # whether components are compiled first
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"  # what a number that is not finite does
     phases: list[PhaseSection]  # last: they refer to the others, whose mistakes are told first
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,17 +19,24 @@ def build_environments(
     section: EnvironmentSection, num_envs: int, allow: Sequence[str], *, render: bool = False
 ) -> Any:
     """Make vector environments."""
-    return make_env(
-        section.id,
-        num_envs,
-        action_repeat=section.action_repeat,
-        resize=section.resize,
-        frame_stack=section.frame_stack,
-        max_episode_steps=section.max_episode_steps,
-        kwargs=section.kwargs,
-        render=render,
-        allow=allow,
-    )
+    try:
+        return make_env(
+            section.id,
+            num_envs,
+            action_repeat=section.action_repeat,
+            resize=section.resize,
+            frame_stack=section.frame_stack,
+            max_episode_steps=section.max_episode_steps,
+            workers=section.workers,
+            worker_timeout=section.worker_timeout,
+            kwargs=section.kwargs,
+            render=render,
+            allow=allow,
+        )
+    except UserError as error:
+        if error.key is not None:
+            raise
+        raise UserError(error.problem, key="environment.id", value=section.id, remedy=error.remedy) from error
 
 
 def fill_dims(composed: DictConfig, allow: Sequence[str] = ()) -> DictConfig:
@@ -40,7 +48,7 @@ def fill_dims(composed: DictConfig, allow: Sequence[str] = ()) -> DictConfig:
             "no environment is chosen", key="environment.id", remedy="set environment=NAME or environment.id=ID"
         )
     section: EnvironmentSection = parse(EnvironmentSection, resolve(node), "environment")
-    environment = build_environments(section, 1, allow)
+    environment = build_environments(replace(section, workers=0), 1, allow)  # one is enough to look at
     try:
         observation, action = describe_spaces(environment)
     finally:

@@ -62,6 +62,7 @@ class Experiment:
                 tensorboard=config.logging.tensorboard,
                 checkpoint_every_seconds=config.checkpoint.every_seconds,
                 checkpoint_every_steps=config.checkpoint.every_steps,
+                captures=self.captures,
                 nonfinite=config.training.nonfinite,
                 facts={"config_hash": config_hash(self.composed), "device": self.device, "commit": self.commit},
             ),
@@ -69,6 +70,11 @@ class Experiment:
             checkpoints=self.checkpoints,
             dashboard=dashboard,
         )
+
+    @property
+    def captures(self) -> bool:
+        """Whether updates and decisions become CUDA graphs."""
+        return self.device.startswith("cuda") and self.config.training.capture == "auto"
 
     def parts(self) -> RunParts:
         """Return what the loop works with."""

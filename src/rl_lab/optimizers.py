@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,6 +27,7 @@ class OptimizerSection:
     optimizer: dict[str, Any]  # a node with `_partial_`: the parameters are added here
     max_grad_norm: Positive | None = None
     learning_rate: NonNegative | dict[str, Any] | None = None
+    rates: dict[str, Positive] = field(default_factory=dict)  # factors of the learning rate, by name
 
 
 def build_optimizers(
@@ -63,7 +64,17 @@ def build_optimizers(
                     )
         parameters = [parameter for part in section.trains for parameter in _trainable(parts[part])]
         place = key if _is_bare(node) else f"{key}.optimizer"
-        built[name] = _build(section, key, place, list(dict.fromkeys(parameters)), allow)
+        for part in section.rates:
+            if part not in section.trains:
+                raise UserError(
+                    "this optimiser does not train such a part",
+                    key=f"{key}.rates.{part}",
+                    value=part,
+                    valid=section.trains,
+                    remedy="correct the name, or add it to `trains`",
+                )
+        rates = {p: rate for part, rate in section.rates.items() for p in _trainable(parts[part])}
+        built[name] = _build(section, key, place, list(dict.fromkeys(parameters)), rates, allow)
     _check_all_trained(parts, owner, nodes)
     return built
 
@@ -99,7 +110,12 @@ def _is_bare(node: Any) -> bool:
 
 
 def _build(
-    section: OptimizerSection, key: str, place: str, parameters: list[nn.Parameter], allow: Sequence[str]
+    section: OptimizerSection,
+    key: str,
+    place: str,
+    parameters: list[nn.Parameter],
+    rates: Mapping[nn.Parameter, float],
+    allow: Sequence[str],
 ) -> Optimizer:
     if not parameters:
         raise UserError(
@@ -120,7 +136,7 @@ def _build(
     schedule = _schedule(section.learning_rate, f"{key}.learning_rate", allow)
     try:
         _rehearse(make, parameters[0].device)
-        return Optimizer(parameters, make, max_grad_norm=section.max_grad_norm, learning_rate=schedule)
+        return Optimizer(parameters, make, max_grad_norm=section.max_grad_norm, learning_rate=schedule, rates=rates)
     except (TypeError, ValueError, RuntimeError, AssertionError, LookupError, ArithmeticError) as error:
         raise UserError(
             f"the optimiser cannot be used with these arguments: {str(error).splitlines()[0]}",

@@ -39,13 +39,13 @@ def build(numbers, kind):
         parts["termination"] = NormedMLP(16, 1, [16, 16])
     for name, module in parts.items():
         load(module, numbers, f"{kind}/before/{'q' if name == 'critics' else name}")
-    slow = [p for name, module in parts.items() if name not in ("policy", "encoder") for p in module.parameters()]
-    groups = [{"params": list(parts["encoder"].parameters()), "lr": 3e-4 * 0.3}, {"params": slow}]
-
-    def adam(parameters, **options):
-        return torch.optim.Adam(groups, lr=3e-4, **options)
-
-    model_optimizer = Optimizer([*parts["encoder"].parameters(), *slow], adam, max_grad_norm=20.0)
+    trained = [p for name, module in parts.items() if name != "policy" for p in module.parameters()]
+    model_optimizer = Optimizer(
+        trained,
+        functools.partial(torch.optim.Adam, lr=3e-4),
+        max_grad_norm=20.0,
+        rates=dict.fromkeys(parts["encoder"].parameters(), 0.3),
+    )
     policy_optimizer = Optimizer(
         parts["policy"].parameters(), functools.partial(torch.optim.Adam, lr=3e-4, eps=1e-5), max_grad_norm=20.0
     )

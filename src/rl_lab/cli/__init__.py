@@ -8,6 +8,7 @@ import importlib
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -76,6 +77,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        print(f"fault: {type(error).__name__}: {error}", file=sys.stderr)
+        print("  This is a defect, not a mistake of yours; above is where. What was saved is intact.", file=sys.stderr)
         return 1
 
 

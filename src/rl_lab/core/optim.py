@@ -21,7 +21,8 @@ class Optimizer:
     """A torch optimiser with the steps around it that every algorithm repeats.
 
     `step(losses, weights)` minimises the weighted sum of the named losses and reports each of them by name.
-    `step()` without losses applies the gradients that are there.
+    `step()` without losses applies the gradients that are there. `rates` multiplies the learning rate of some
+    parameters.
     """
 
     def __init__(
@@ -31,12 +32,14 @@ class Optimizer:
         *,
         max_grad_norm: float | None = None,
         learning_rate: Schedule | None = None,
+        rates: Mapping[nn.Parameter, float] | None = None,
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if not self.parameters:
             raise ValueError("an optimiser was given no trainable parameter")
         fused = {"fused": True} if _offers_fused(optimizer) else {}
-        self.torch_optimizer = optimizer(self.parameters, **fused)
+        self.torch_optimizer = optimizer(_grouped(self.parameters, rates or {}), **fused)
+        self._prepare_groups()
         self.fused = bool(self.torch_optimizer.defaults.get("fused"))
         self.max_grad_norm = max_grad_norm
         self.learning_rate = learning_rate
@@ -89,9 +92,9 @@ class Optimizer:
         rate = schedule.at(agent_steps if schedule.of == "agent_steps" else updates)
         for group in self.torch_optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
+                group["lr"].fill_(rate * group["rate"])
             else:
-                group["lr"] = rate
+                group["lr"] = rate * group["rate"]
 
     def get_state(self) -> dict[str, Any]:
         """Return the optimiser's moments and the sticky flag."""
@@ -101,6 +104,20 @@ class Optimizer:
         """Restore moments and flag."""
         self.torch_optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
         self.nonfinite.copy_(state["nonfinite"])
+        self._prepare_groups(scaled=True)
+
+    def _prepare_groups(self, *, scaled: bool = False) -> None:
+        """Scale the learning rates, and keep them on the GPU where one is used: a captured step reads them there."""
+        device = self.parameters[0].device
+        for group in self.torch_optimizer.param_groups:
+            factor = 1.0 if scaled else group["rate"]
+            if isinstance(group["lr"], Tensor):
+                group["lr"] = group["lr"].to(device).mul_(factor)
+            else:
+                rate = group["lr"] * factor
+                group["lr"] = torch.tensor(rate, device=device) if device.type == "cuda" else rate
+            if device.type == "cuda" and "capturable" in group:
+                group["capturable"] = True
 
     def _step_fused(self, excess: Tensor | None, found: Tensor) -> None:
         """Let the kernel itself divide the gradients by `excess` and skip the step where `found` is 1."""
@@ -126,6 +143,14 @@ class Optimizer:
         if not gradients:
             raise ValueError("no parameter of this optimiser received a gradient")
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+
+def _grouped(parameters: list[nn.Parameter], rates: Mapping[nn.Parameter, float]) -> list[dict[str, Any]]:
+    """Return one parameter group for each rate."""
+    groups: dict[float, list[nn.Parameter]] = {}
+    for parameter in parameters:
+        groups.setdefault(rates.get(parameter, 1.0), []).append(parameter)
+    return [{"params": members, "rate": rate} for rate, members in groups.items()]
 
 
 def _weighted_sum(losses: Mapping[str, Tensor], weights: Mapping[str, float | Tensor]) -> Tensor:
@@ -155,7 +180,7 @@ def _step_adam(optimizer: torch.optim.Optimizer, excess: Tensor | None, found: T
     states = [optimizer.state[parameter] for parameter in parameters]
     steps = [state["step"] for state in states]
     kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
-    torch._foreach_add_(steps, 1)
+    torch._foreach_add_(steps, [1.0 - found] * len(steps))  # a skipped step does not count
     kernel(
         parameters,
         [parameter.grad for parameter in parameters],
@@ -173,7 +198,6 @@ def _step_adam(optimizer: torch.optim.Optimizer, excess: Tensor | None, found: T
         grad_scale=excess,
         found_inf=found,
     )
-    torch._foreach_sub_(steps, [found] * len(steps))
 
 
 def _offers_fused(optimizer: Callable[..., Any]) -> bool:

@@ -41,6 +41,10 @@ class SeedTree:
             self._numpy[name] = np.random.Generator(np.random.PCG64(self.sequence(name)))
         return self._numpy[name]
 
+    def generators(self) -> list[torch.Generator]:
+        """Return the torch generators given out so far."""
+        return list(self._torch.values())
+
     def reseed(self, label: str, index: int) -> None:
         """Give every generator another stream, in place: what failed once must not be drawn again."""
         for name, generator in self._torch.items():

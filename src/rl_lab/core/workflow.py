@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -163,6 +164,7 @@ class Workflow:
         return tuple(name for name in dir(cls) if name.startswith("update_") and callable(getattr(cls, name)))
 
     @classmethod
+    @functools.cache
     def takes_batch(cls, hook: str) -> bool:
         """Whether an update hook wants a batch."""
         return "batch" in inspect.signature(getattr(cls, hook)).parameters

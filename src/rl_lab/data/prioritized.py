@@ -104,10 +104,16 @@ class PrioritizedReplaySource(ReplaySource):
             storage=storage,
             ring=ring,
         )
+        self.captures = False  # masses are looked up on the host
         if alpha < 0:
-            raise UserError("alpha must not be negative", key="alpha", value=alpha)
+            raise UserError("alpha must not be negative", key="alpha", value=alpha, remedy="0.6 is usual")
         if not epsilon > 0:
-            raise UserError("epsilon must be above 0: no window may become undrawable", key="epsilon", value=epsilon)
+            raise UserError(
+                "epsilon must be above 0: no window may become undrawable",
+                key="epsilon",
+                value=epsilon,
+                remedy="1e-6 is usual",
+            )
         self.alpha, self.epsilon = alpha, epsilon
         self.schedule = as_schedule(beta)
         self.beta = self.schedule.at(0)

@@ -27,6 +27,7 @@ class Source(Protocol):
 
     draw_ahead: bool  # whether several batches may be drawn before the first of them is used
     min_size: int  # decisions that must have been added before it is ready
+    captures: bool  # whether `gather` and `write` stay on the device, so that a graph can hold them
 
     @property
     def ready(self) -> bool:
@@ -99,6 +100,7 @@ class StreamSource:
 
     draw_ahead = True
     min_size = 1
+    captures = False  # the rollout is another one every time
 
     def __init__(self, num_envs: int, generator: np.random.Generator, device: str) -> None:
         self.num_envs, self.generator, self.device = num_envs, generator, torch.device(device)
@@ -203,13 +205,22 @@ class ReplaySource:
         self.owns_ring = ring is None
         if ring is None:
             if capacity is None or capacity < 1:
-                raise UserError("a replay needs a capacity of at least one transition", key="capacity", value=capacity)
+                raise UserError(
+                    "a replay needs a capacity of at least one transition",
+                    key="capacity",
+                    value=capacity,
+                    remedy="say how many transitions to keep, such as 100000",
+                )
             ring = Ring(num_envs, capacity, _storage_device(storage, self.device))
         elif capacity not in (None, ring.capacity):
             raise UserError(
-                f"a source that views another's ring has its capacity, {ring.capacity}", key="capacity", value=capacity
+                f"a source that views another's ring has its capacity, {ring.capacity}",
+                key="capacity",
+                value=capacity,
+                remedy="remove it",
             )
         self.ring, self.min_size, self.window = ring, min_size, window
+        self.captures = ring.device is not None and ring.device == self.device
         self.running, self.padded = mode == "running", pad
         self._batch_size = batch_size
         self._check(mode)
@@ -286,9 +297,11 @@ class ReplaySource:
 
     def _check(self, mode: str) -> None:
         if mode not in MODES:
-            raise UserError("unknown window mode", key="mode", value=mode, valid=MODES)
+            raise UserError("unknown window mode", key="mode", value=mode, valid=MODES, remedy="choose one")
         if self._batch_size < 1:
-            raise UserError("a batch needs at least one entry", key="batch_size", value=self._batch_size)
+            raise UserError(
+                "a batch needs at least one entry", key="batch_size", value=self._batch_size, remedy="such as 64"
+            )
         if not 0 <= self.min_size <= self.ring.capacity:
             raise UserError(
                 f"the source could never be ready: its capacity is {self.ring.capacity}",
@@ -298,7 +311,10 @@ class ReplaySource:
             )
         if self.window is None and (self.running or self.padded):
             raise UserError(
-                f"{'running windows' if self.running else 'padding'} needs a window", key="window", value=None
+                f"{'running windows' if self.running else 'padding'} needs a window",
+                key="window",
+                value=None,
+                remedy="say how many steps a window has",
             )
         if self.running and self.padded:
             raise UserError("only whole windows are padded", key="pad", value=True, remedy="use mode: whole")
@@ -308,6 +324,7 @@ class ReplaySource:
                 f"environments has that many rows of the capacity of {self.ring.capacity}",
                 key="window",
                 value=self.window,
+                remedy="shorten the window, or raise capacity",
             )
 
 
@@ -320,5 +337,9 @@ def _storage_device(storage: str, device: torch.device) -> torch.device | None:
         return torch.device(storage)
     except RuntimeError:
         raise UserError(
-            "unknown storage", key="storage", value=storage, valid=("cpu", "device", "cuda", "cuda:0")
+            "unknown storage",
+            key="storage",
+            value=storage,
+            valid=("cpu", "device", "cuda", "cuda:0"),
+            remedy="cpu keeps it in host memory, device where the batches go",
         ) from None

@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl_lab.core.errors import UserError
-from rl_lab.envs import probes, tiny
+from rl_lab.envs import dmc, probes, tiny
 from rl_lab.envs.pool import WorkerPool
 from rl_lab.envs.world import World
 from rl_lab.envs.wrappers import (
@@ -178,11 +178,13 @@ def _make_world(id: str, num_envs: int, kwargs: dict[str, Any], limit: dict[str,
     for name, value in kwargs.items():
         key = f"environment.kwargs.{name}"
         if name not in parameters:
-            raise UserError(f"{id} has no such setting", key=key, value=name, valid=parameters)
+            raise UserError(
+                f"{id} has no such setting", key=key, value=name, valid=parameters, remedy="correct the name"
+            )
         wanted = parameters[name].annotation
         fits = isinstance(value, (int, float) if wanted is float else wanted)
         if not fits or (isinstance(value, bool) and wanted is not bool):
-            raise UserError(f"{name} must be of type {wanted.__name__}", key=key, value=value)
+            raise UserError(f"{name} must be of type {wanted.__name__}", key=key, value=value, remedy="correct it")
     return WORLDS[id](num_envs, **kwargs, **limit)
 
 
@@ -195,17 +197,23 @@ def _make_gymnasium(
     allow: Collection[str],
 ) -> VectorEnv:
     name = _import_module_of(id, allow)
-    if name not in known_ids():
+    if not name.startswith(dmc.PREFIX) and name not in known_ids():
         _raise_unknown(id, name)
 
     def make_one() -> gymnasium.Env:
-        env = gymnasium.make(name, disable_env_checker=True, **limit, **kwargs)
+        if name.startswith(dmc.PREFIX):
+            env: gymnasium.Env = dmc.ControlSuite(name, **kwargs)
+            env = gymnasium.wrappers.TimeLimit(env, limit["max_episode_steps"]) if limit else env
+        else:
+            env = gymnasium.make(name, disable_env_checker=True, **limit, **kwargs)
         return ActionRepeat(env, action_repeat) if action_repeat > 1 else env
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             rows = SyncVectorEnv([make_one] * num_envs, autoreset_mode=AutoresetMode.DISABLED)
+    except UserError:
+        raise
     except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
         entry = str(gymnasium.registry[name].entry_point)
         extra = next((extra for module, extra in _EXTRAS.items() if entry.startswith(module)), None)

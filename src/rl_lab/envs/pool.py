@@ -237,7 +237,11 @@ class WorkerPool(VectorEnv):
         try:
             num_steps = self._replace(index, request)
         except WorkerError:
-            num_steps = self._replace(index, request)
+            try:
+                num_steps = self._replace(index, request)
+            except WorkerError as again:
+                problem = f"an environment could not be restored: its worker {failure}, and in the replay it {again}"
+                raise self._fault(problem, again.request or next(request.of_each_row()), again.detail) from None
         parts, infos = [], {}
         for place, single in enumerate(request.of_each_row()):
             try:
@@ -281,9 +285,9 @@ class WorkerPool(VectorEnv):
             for column, shown in zip(answer.columns, self._shown, strict=False)
         )
         if not same or total != self._returns[row]:
-            what = "rewards" if same else "observation"
+            what = "gives other rewards" if same else "shows another observation"
             problem = (
-                f"an environment that was replayed after its worker failed shows another {what} than before; "
+                f"an environment that was replayed after its worker failed {what} than before; "
                 "it does not depend on its seed and actions alone"
             )
             raise self._fault(problem, request)

@@ -247,7 +247,9 @@ class GridWorld(World):
         max_episode_steps: int = 100,
     ) -> None:
         if not 2 <= size <= 32:
-            raise UserError("a grid has 2 to 32 cells on a side", key="environment.kwargs.size", value=size)
+            raise UserError(
+                "a grid has 2 to 32 cells on a side", key="environment.kwargs.size", value=size, remedy="such as 8"
+            )
         side = size * (32 // size)
         super().__init__(
             num_envs,

@@ -15,14 +15,14 @@ import numpy as np
 from gymnasium import spaces
 
 _LENGTHS = struct.Struct("<II")
-_MAX_HEADER = 1 << 26
+_MAX_HEADER, _MAX_PAYLOAD = 1 << 26, 1 << 30  # a worker that went mad shall not fill the memory
 _PLAIN = "biuf"  # kinds of arrays that travel: booleans and numbers
 
 Entry = tuple[list[str], str | None, list[Any]]  # of an info: path, dtype, shape; or path, None, values
 
 
 class WireError(Exception):
-    """The other side is gone, or what it sent is not a frame."""
+    """What the other side sent is not a frame."""
 
 
 def encode(header: Mapping[str, Any]) -> bytes:
@@ -53,10 +53,10 @@ class Reader:
         while have < _LENGTHS.size:
             have += self._receive(have)
         header_length, payload_length = _LENGTHS.unpack_from(self.buffer)
+        if header_length > _MAX_HEADER or payload_length > _MAX_PAYLOAD:
+            raise WireError(f"a frame of {header_length} and {payload_length} bytes")
         start = _LENGTHS.size + header_length
         end = start + payload_length
-        if header_length > _MAX_HEADER:
-            raise WireError(f"a header of {header_length} bytes")
         if end >= len(self.buffer):  # one byte more than a frame, so that too long an answer is seen
             self.buffer = self.buffer[:have] + bytearray(end + 1 - have)
         while have < end:
@@ -83,7 +83,7 @@ class Reader:
         with memoryview(self.buffer) as view:
             count = self._connection.recv_into(view[have:])
         if not count:
-            raise WireError("the connection was closed")
+            raise EOFError("the connection was closed")
         return count
 
 

@@ -120,7 +120,7 @@ def serve(connection: socket.socket) -> None:
     while True:
         try:
             told, start, end = reader.read()
-        except (wire.WireError, ConnectionError):
+        except (EOFError, ConnectionError):
             break
         request = json.loads(told)
         try:
@@ -192,6 +192,7 @@ def main() -> None:
         signal.signal(number, _leave_to_parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     with socket.socket(fileno=int(sys.argv[1])) as connection:
+        connection.set_inheritable(False)  # a program started by an environment must not keep it open
         serve(connection)
 
 

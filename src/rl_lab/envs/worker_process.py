@@ -28,11 +28,12 @@ _ONE_THREAD = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL",
 
 
 class WorkerError(Exception):
-    """What went wrong with a worker, in words, and what its environment or process said about it."""
+    """What went wrong with a worker, in words; what it said about it; and at which request to one row, if at one."""
 
     def __init__(self, problem: str, detail: str = "") -> None:
         super().__init__(problem)
         self.detail = detail
+        self.request: Request | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,13 @@ class WorkerProcess:
         return self._process.pid
 
     def ask(self, request: Request) -> Answer:
-        """Send a request and wait for its answer."""
-        self.send(request)
-        return self.receive(request)
+        """Send a request about one row and wait for its answer."""
+        try:
+            self.send(request)
+            return self.receive(request)
+        except WorkerError as error:
+            error.request = request
+            raise
 
     def send(self, request: Request) -> None:
         """Send a request."""
@@ -179,8 +184,10 @@ class WorkerProcess:
             return self._reader.read()
         except TimeoutError:
             raise self._hang() from None
-        except (wire.WireError, OSError) as error:
-            raise self._crash(str(error)) from None
+        except wire.WireError as error:
+            raise WorkerError(f"answered with nonsense: {error}", self._tail()) from None
+        except (EOFError, OSError):
+            raise self._crash() from None
         finally:
             if self._reader.buffer is not buffer:
                 self._answers.clear()
@@ -228,11 +235,11 @@ class WorkerProcess:
     def _hang(self) -> WorkerError:
         return WorkerError(f"hung for more than {self._timeout:g} s", self._tail())
 
-    def _crash(self, problem: str = "the connection was closed") -> WorkerError:
-        self.wait(1.0)
+    def _crash(self) -> WorkerError:
+        self.wait(1.0)  # the connection ends a little before the process
         code = self._process.returncode
         if code is None:
-            words = f"is out of order: {problem}"
+            words = "closed the connection"
         else:
             words = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         return WorkerError(words, self._tail())

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rl_lab.core.batch import Batch, tree_leaves
+from rl_lab.core.capture import Answer, HookCapture
 from rl_lab.core.errors import RunError
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.core.workflow import CollectResult, Event, Metrics, Update, Workflow
@@ -50,15 +51,18 @@ def run_hook(
     evaluate: Evaluate | None = None,
     *,
     on_nonfinite: OnNonfinite = refuse_nonfinite,
+    capture: HookCapture | None = None,
 ) -> Event:
-    """Run one hook and say what it did."""
+    """Run one hook and say what it did; on a GPU `capture` makes each update one graph."""
     if hook.name == "collect":
-        return _collect(hook, phase, workflow, collector, sources, on_nonfinite)
+        return _collect(hook, phase, workflow, collector, sources, on_nonfinite, capture)
     if hook.name == "evaluate":
         if evaluate is None:
             raise ValueError("the phase has the hook 'evaluate', but the loop was given no evaluate function")
         results = [evaluate() for _ in range(hook.times)]
         return Event(hook.name, phase.name, metrics=results[-1])
+    if capture is not None:
+        return _captured_update(hook, phase, workflow, sources, capture)
     return _update(hook, phase, workflow, sources, on_nonfinite)
 
 
@@ -91,12 +95,14 @@ def _collect(
     collector: Any,
     sources: Mapping[str, Any],
     on_nonfinite: OnNonfinite,
+    capture: HookCapture | None,
 ) -> Event:
     if workflow.collects:
         results = [_collect_step(workflow, step, phase) for step in range(hook.times)]
     else:
         random_actions = phase.settings.get("policy") == "random"
-        results = [collector.collect(workflow.act, hook.times, random_actions=random_actions)]
+        act = workflow.act if capture is None else capture.act(workflow.act)
+        results = [collector.collect(act, hook.times, random_actions=random_actions)]
     steps = env_steps = episodes = 0
     for result in results:
         steps += result.steps
@@ -130,6 +136,55 @@ def _is_finite(trajectory: Batch) -> bool:
     return all(bool(torch.isfinite(column.sum())) for column in columns if column.dtype.is_floating_point)
 
 
+def _captured_update(
+    hook: Hook, phase: Phase, workflow: Workflow, sources: Mapping[str, Any], capture: HookCapture
+) -> Event:
+    method = getattr(workflow, hook.name)
+    key = (hook.name, hook.source, tuple(sorted(phase.settings.items())))
+    if not workflow.takes_batch(hook.name):
+        for _ in range(hook.times):
+            capture.run(key, hook.name, lambda: _answer(method(phase=phase)))
+        return Event(hook.name, phase.name, updates=hook.times, metrics=capture.drain())
+    assert hook.source is not None
+    source = sources[hook.source]
+
+    def from_rows(rows: torch.Tensor) -> Answer:
+        batch = source.gather(rows)
+        metrics, columns = _answer(method(batch, phase=phase))
+        if columns:
+            source.write(batch.rows, columns)
+        return metrics, {}
+
+    def from_columns(columns: Mapping[str, Any]) -> Answer:
+        return _answer(method(Batch(**columns), phase=phase))
+
+    drawn = 0
+    while drawn < hook.times:
+        ahead = hook.times - drawn if source.draw_ahead else 1
+        rows_of_batches = source.draw(ahead)
+        if source.captures:  # gathering belongs to the graph; all rows go to the device in one copy
+            for rows in torch.as_tensor(rows_of_batches).to(source.device, non_blocking=True):
+                capture.run(key, hook.name, from_rows, rows)
+        else:
+            for rows in rows_of_batches:
+                batch = source.gather(rows)
+                columns = capture.run(key, hook.name, from_columns, {name: batch[name] for name in _COLUMNS})
+                if columns:
+                    source.write(batch.rows, columns)
+        drawn += ahead
+    return Event(hook.name, phase.name, updates=hook.times, metrics=capture.drain())
+
+
+_COLUMNS = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations", "extras")
+
+
+def _answer(result: Metrics | Update | None) -> Answer:
+    """Return metrics and columns of what a hook returned."""
+    if isinstance(result, Update):
+        return result.metrics, result.columns
+    return ({} if result is None else result), {}
+
+
 def _update(
     hook: Hook, phase: Phase, workflow: Workflow, sources: Mapping[str, Any], on_nonfinite: OnNonfinite
 ) -> Event:
@@ -139,12 +194,10 @@ def _update(
 
     def call(source: Any, batch: Batch | None) -> None:
         result = method(phase=phase) if batch is None else method(batch, phase=phase)
-        if isinstance(result, Update):
-            if batch is not None and result.columns:
-                source.write(batch.rows, result.columns)
-            result = result.metrics
-        if result is not None:
-            collected.append(result)
+        metrics, columns = _answer(result)
+        collected.append(metrics)
+        if batch is not None and columns:
+            source.write(batch.rows, columns)
         for optimizer in optimizers:
             if optimizer.nonfinite:  # the step itself was not applied
                 optimizer.nonfinite.zero_()
@@ -163,4 +216,4 @@ def _update(
             for rows in source.draw(ahead):
                 call(source, source.gather(rows))
             drawn += ahead
-    return Event(hook.name, phase.name, updates=hook.times, metrics=mean_metrics(collected) if collected else {})
+    return Event(hook.name, phase.name, updates=hook.times, metrics=mean_metrics(collected))

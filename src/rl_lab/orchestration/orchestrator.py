@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.core.batch import Batch
+from rl_lab.core.capture import HookCapture, device_stream
 from rl_lab.core.errors import RunError
 from rl_lab.core.workflow import Event
 from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointManager
@@ -48,6 +49,7 @@ class RunSettings:
     tensorboard: bool = True
     checkpoint_every_seconds: float | None = 60.0
     checkpoint_every_steps: int | None = None
+    captures: bool = False  # update hooks become CUDA graphs
     nonfinite: str = "stop"  # what a number that is not finite does: stop, skip its step, or roll back
     facts: Mapping[str, Any] | None = None  # for the manifest: config hash, device
 
@@ -90,11 +92,18 @@ class Orchestrator:
         self._shown: dict[str, float] = {}
         self._failed_saves = 0
         self._rollbacks = 0
+        self.capture = HookCapture(parts.seeds.generators) if settings.captures else None
+        if self.capture is not None:
+            parts.evaluator.act = self.capture.act(parts.workflow.act)
         self._events = self._loop()
         self.stopped_early = False
 
     def run(self) -> int:
         """Train until the curriculum ends (0) or a signal asks to stop (75)."""
+        with device_stream(self.parts.collector.device):
+            return self._run()
+
+    def _run(self) -> int:
         self._started_at = self._saved_at = time.monotonic()
         self.recorder.open(self._status(), env_steps=self.counters.env_steps, resumed=self.counters.actions > 0)
         try:
@@ -113,7 +122,7 @@ class Orchestrator:
             self.recorder.close()
 
     def _loop(self) -> Iterator[Event]:
-        step = functools.partial(run_hook, on_nonfinite=self._on_nonfinite)
+        step = functools.partial(run_hook, on_nonfinite=self._on_nonfinite, capture=self.capture)
         parts = self.parts
         return training_loop(parts.workflow, parts.scheduler, parts.collector, parts.sources, parts.evaluator, step)
 
@@ -207,6 +216,8 @@ class Orchestrator:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint, in place."""
+        if self.capture is not None:
+            self.capture.clear()
         lost = self.parts.set_state(checkpoint.state, checkpoint.histories)
         if lost:
             self.recorder.warn(f"{lost} environments did not come back the same: their episodes were cut there")
@@ -328,8 +339,16 @@ class Orchestrator:
 
     def _log_means(self) -> None:
         self._logged_steps, self._logged_updates = self.counters.agent_steps, self.counters.updates
+        self._check_captured()
         self._shown |= (means := self.parts.sums.drain())
         self._write(means | {"time/steps_per_second": self._steps_per_second()})
+
+    def _check_captured(self) -> None:
+        """Read the flags that captured updates left on the device; the steps themselves were not applied."""
+        for optimizer in self.parts.workflow.optimizers() if self.capture is not None else ():
+            if optimizer.nonfinite.item():
+                optimizer.nonfinite.zero_()
+                self._on_nonfinite("an update met a loss or gradient that is not finite", None)
 
     def _write(self, metrics: Mapping[str, Any]) -> None:
         counters = self.counters

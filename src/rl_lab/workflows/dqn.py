@@ -50,12 +50,11 @@ class DQNWorkflow(Workflow):
     ) -> Act:
         """Take the best action; while exploring, a random one with probability epsilon."""
         q_values = self.q_network(observations)
-        greedy = q_values.argmax(-1)
-        if not explore:
-            return Act(greedy)
-        draws = torch.rand((2, len(greedy)), generator=generator, device=greedy.device)
-        uniform = (draws[0] * q_values.shape[-1]).long()
-        return Act(torch.where(draws[1] < self.epsilon.value, uniform, greedy))
+        if explore:
+            num_envs, num_actions = q_values.shape
+            draws = torch.rand((num_envs, 1 + num_actions), generator=generator, device=q_values.device)
+            q_values = torch.where(draws[:, :1] < self.epsilon.value, draws[:, 1:], q_values)
+        return Act(q_values.argmax(-1))
 
     def value(self, observations: Tree) -> Tensor:
         """Return the value of the best action."""
@@ -63,13 +62,15 @@ class DQNWorkflow(Workflow):
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics | Update:
         """Take one gradient step on the temporal-difference error, then move the target network."""
-        batch = _with_time(batch)
-        targets = self._targets(batch)
-        first = tree_map(lambda leaf: leaf[0], batch.observations)
-        q_values = self.q_network(first).gather(-1, batch.actions[0].unsqueeze(-1)).squeeze(-1)
-        losses = F.smooth_l1_loss(q_values, targets, reduction="none")
+        observations, actions, returns, discounts, successors = _fold(batch, self.gamma)
+        targets = returns + discounts * self._value_after(successors)
+        q_values = self.q_network(observations).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
         weights = batch.extras.get("weights")
-        metrics = self.optimizer.step({"td": losses.mean() if weights is None else (losses * weights).mean()})
+        if weights is None:
+            loss = F.smooth_l1_loss(q_values, targets)
+        else:
+            loss = (F.smooth_l1_loss(q_values, targets, reduction="none") * weights).mean()
+        metrics = self.optimizer.step({"td": loss})
         self._move_target()
         metrics["q_mean"] = q_values.detach().mean()
         if weights is None:
@@ -77,17 +78,12 @@ class DQNWorkflow(Workflow):
         return Update(metrics, {"priority": (q_values.detach() - targets).abs()})
 
     @torch.no_grad()
-    def _targets(self, batch: Batch) -> Tensor:
-        returns, discount, last = fold_n_step(batch.rewards, batch.dones, self.gamma)
-        successors = tree_map(lambda leaf: _pick(leaf, last), batch.next_observations)
+    def _value_after(self, successors: Tree) -> Tensor:
         next_values = self.target_network(successors)
-        if self.double:
-            best = self.q_network(successors).argmax(-1, keepdim=True)
-            next_value = next_values.gather(-1, best).squeeze(-1)
-        else:
-            next_value = next_values.amax(-1)
-        # A truncated step bootstraps, a terminated one does not.
-        return returns + discount * ~_pick(batch.terminated, last) * next_value
+        if not self.double:
+            return next_values.amax(-1)
+        best = self.q_network(successors).argmax(-1, keepdim=True)
+        return next_values.gather(-1, best).squeeze(-1)
 
     @torch.no_grad()
     def _move_target(self) -> None:
@@ -100,13 +96,15 @@ class DQNWorkflow(Workflow):
             torch._foreach_lerp_(self._target, self._online, [rate] * len(self._target))
 
 
-def _with_time(batch: Batch) -> Batch:
-    """Give flat transitions [B] a time dimension of one."""
-    return batch if batch.rewards.dim() == 2 else batch.map(lambda column: column.unsqueeze(0))
+def _fold(batch: Batch, gamma: float) -> tuple[Tree, Tensor, Tensor, Tensor, Tree]:
+    """Return observations, actions, returns, discounts and successors [B] of transitions [B] or windows [n, B].
 
-
-def _pick(column: Tensor, index: Tensor) -> Tensor:
-    """Take column[index[b], b] for every b."""
-    if len(column) == 1:
-        return column[0]
-    return column[index, torch.arange(column.shape[1], device=column.device)]
+    A truncated step bootstraps from its successor, a terminated one does not: its discount is zero.
+    """
+    if batch.rewards.dim() == 1:
+        return batch.observations, batch.actions, batch.rewards, gamma * ~batch.terminated, batch.next_observations
+    returns, discounts, last = fold_n_step(batch.rewards, batch.dones, gamma)
+    columns = torch.arange(batch.shape[1], device=last.device)
+    first = tree_map(lambda leaf: leaf[0], batch.observations)
+    successors = tree_map(lambda leaf: leaf[last, columns], batch.next_observations)
+    return first, batch.actions[0], returns, discounts * ~batch.terminated[last, columns], successors

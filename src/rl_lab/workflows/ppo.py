@@ -94,12 +94,12 @@ class PPOWorkflow(Workflow):
         advantages = batch["advantages"]
         if self.normalize_advantages:
             # A last piece of one row has no spread.
-            spread = advantages.std(correction=min(1, len(batch) - 1))
-            advantages = (advantages - advantages.mean()) / (spread + 1e-8)
+            spread, center = torch.std_mean(advantages, correction=min(1, len(batch) - 1))
+            advantages = (advantages - center) / (spread + 1e-8)
         log_ratio = log_probs - batch["log_probs"]
         ratio = log_ratio.exp()
         clip = self.clip_range.value
-        clipped = torch.minimum(torch.maximum(ratio, 1.0 - clip), 1.0 + clip)
+        clipped = ratio.clamp(1.0 - clip, 1.0 + clip)
         losses = {
             "policy": -torch.minimum(ratio * advantages, clipped * advantages).mean(),
             "value": self._value_loss(values, batch),
@@ -117,7 +117,7 @@ class PPOWorkflow(Workflow):
         with torch.no_grad():
             watched = {
                 "approx_kl": (ratio - 1.0 - log_ratio).mean(),
-                "clip_fraction": ((ratio - 1.0).abs() > clip).float().mean(),
+                "clip_fraction": (clipped != ratio).float().mean(),
             }
         return losses, watched
 
