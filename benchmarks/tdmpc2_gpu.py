@@ -75,8 +75,12 @@ def main() -> None:
     make.WORLDS = {**make.WORLDS, "tiny/CartPoleSwingUp": Blank}
     experiment = build_experiment(composed, Path("unwritten"))
     workflow, source = experiment.workflow, experiment.sources["replay"]
-    parameters = sum(p.numel() for part in experiment.parts().components.values() if hasattr(part, "parameters")
-                     for p in part.parameters()) + sum(p.numel() for p in workflow.policy.parameters())
+    parameters = sum(
+        p.numel()
+        for part in experiment.parts().components.values()
+        if hasattr(part, "parameters")
+        for p in part.parameters()
+    ) + sum(p.numel() for p in workflow.policy.parameters())
     rows = []
     with device_stream(experiment.device):
         source.add(synthetic(min(100_000, arguments.capacity // 2), 1, 24, 6))

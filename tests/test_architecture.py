@@ -18,9 +18,7 @@ FORBIDDEN_CALLS = {
     *("numpy.load", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "hydra.utils.instantiate", "runpy.run_path"),
 }
 FORBIDDEN_KEYWORDS = {"allow_pickle": True, "shell": True, "weights_only": False}
-GLOBAL_CHANCE_OF_NUMPY = re.compile(
-    r"^(np|numpy)\.random\.(?!Generator$|SeedSequence$|PCG64$|BitGenerator$|default_rng$)"
-)
+SEEDED = {"Generator", "SeedSequence", "PCG64", "BitGenerator", "default_rng", "RandomState"}  # where a seed is given
 DRAWS_OF_TORCH = {
     *("rand", "randn", "randint", "randperm", "normal", "multinomial", "bernoulli", "rand_like", "randn_like"),
     *("randint_like", "poisson", "normal_", "uniform_", "exponential_", "bernoulli_", "random_", "geometric_"),
@@ -62,6 +60,10 @@ def code_from_data(tree: ast.AST) -> list[str]:
     return found
 
 
+def values(call: ast.Call) -> list[ast.expr]:
+    return [keyword.value for keyword in call.keywords if keyword.arg == "generator"]
+
+
 def hidden_chance(tree: ast.AST) -> list[str]:
     """Return draws that come from nobody's named generator."""
     imports_random = "random" in imported_modules(tree)
@@ -69,9 +71,10 @@ def hidden_chance(tree: ast.AST) -> list[str]:
     for node, name in calls(tree):
         owner, _, method = name.rpartition(".")
         of_python = imports_random and owner == "random"
-        of_numpy = GLOBAL_CHANCE_OF_NUMPY.match(name) is not None
+        of_numpy = owner in ("np.random", "numpy.random") and not (method in SEEDED and (node.args or node.keywords))
+        named = any(dotted(argument).endswith("generator") for argument in [*node.args, *values(node)])
         of_torch = method in DRAWS_OF_TORCH and owner and not owner.endswith("generator")  # generator.normal(...)
-        if of_python or of_numpy or (of_torch and "generator" not in {keyword.arg for keyword in node.keywords}):
+        if of_python or of_numpy or (of_torch and not named):
             found.append(name)
     return found
 
@@ -117,6 +120,8 @@ def test_chance_comes_from_named_generators(name):
         "x.normal_()",
         "torch.randperm(4, device=d)",
         "numpy.random.shuffle(x)",
+        "torch.rand(3, generator=None)",
+        "np.random.default_rng()",
     ],
 )
 def test_the_search_for_hidden_chance_finds_it(text):
@@ -124,7 +129,14 @@ def test_the_search_for_hidden_chance_finds_it(text):
 
 
 def test_the_search_for_hidden_chance_lets_named_generators_pass():
-    text = "torch.rand(3, generator=g)\nself.generator.normal(0, 1)\nnp.random.default_rng(0)\nnp.random.Generator(b)"
+    text = """
+torch.rand(3, generator=self.generator)
+noise.normal(shape, generator)
+self.generator.normal(0, 1)
+np.random.default_rng(0)
+np.random.Generator(bits)
+np.random.RandomState(seed)
+"""
     assert hidden_chance(ast.parse(text)) == []
 
 

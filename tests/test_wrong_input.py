@@ -14,8 +14,9 @@ from rl_lab.composition import compose, load_experiment
 from rl_lab.core.errors import UserError
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.workflow import Act, Workflow
-from rl_lab.instantiate import instantiate, resolve_target
+from rl_lab.instantiate import instantiate
 from rl_lab.runs import run_training
+from rl_lab.targets import resolve_target
 
 MAX_LINES = 20  # of one screen
 
@@ -226,6 +227,12 @@ CASES = {
         "optimizers.agent.optimizer",
         ["closure", "torch.optim.Adam"],
     ),
+    "infinite learning rate": (
+        ["dqn_cartpole", "optimizers.agent.optimizer.eps=inf"],
+        "optimizers.agent.optimizer.eps",
+        ["finite"],
+    ),
+    "more than a machine counts": (["dqn_cartpole", "workflow.target_every=1e30"], "workflow.target_every", ["finite"]),
     "negative learning rate": (
         ["dqn_cartpole", "optimizers.agent.optimizer.lr=-1"],
         "optimizers.agent.optimizer",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,13 @@ def build_sources(config: RunConfig, seeds: SeedTree, device: str, allow: Sequen
     sources: dict[str, Source] = {}
     for name, node in nodes.items():
         key = f"buffers.{name}" if name in config.buffers else "buffer"
+        if not re.fullmatch(r"[\w-]+", name):
+            raise UserError(
+                "the name of a buffer is that of a folder, too",
+                key=key,
+                value=name,
+                remedy="use letters, digits, - and _",
+            )
         given = {"num_envs": config.environment.num_envs, "generator": seeds.numpy(f"source/{name}"), "device": device}
         if isinstance(node, Mapping) and "shares" in node:
             given["ring"] = _shared_ring(node["shares"], f"{key}.shares", sources)

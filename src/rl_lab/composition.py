@@ -5,20 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.utils import create_config_search_path
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException
+from hydra.plugins.config_source import ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from rl_lab.config import PACKAGE_CONFIGS, RunConfig, parse_run
-from rl_lab.core.errors import UserError
+from rl_lab.core.errors import UserError, without_hidden
 from rl_lab.overrides import as_overrides, check_grammar, explain, group_options, normalize
+from rl_lab.trust import check_secrets
 
 OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
 
@@ -42,16 +47,43 @@ def compose(overrides: Sequence[str], folder: Path | None = None) -> DictConfig:
         roots.insert(0, user_configs)
     overrides = [normalize(override, roots) for override in overrides]
     check_grammar(overrides)
+    loader = ConfigLoaderImpl(config_search_path=search_path)
+    loader.repository = _OwnFolders(search_path)
     try:
-        config = ConfigLoaderImpl(config_search_path=search_path).load_configuration(
-            "config", overrides=list(overrides), run_mode=RunMode.RUN
-        )
+        config = loader.load_configuration("config", overrides=list(overrides), run_mode=RunMode.RUN)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise explain(error, overrides, roots) from None
     OmegaConf.set_struct(config, False)
     OmegaConf.set_readonly(config, False)
     del config["hydra"]
+    check_secrets(config)
     return config
+
+
+class _OwnFolders(ConfigRepository):
+    """Finds configurations in the user's folder and the package's only; a search path could even import a package."""
+
+    def initialize_sources(self, config_search_path: ConfigSearchPath) -> None:
+        for entry in config_search_path.get_path():
+            if str(entry.provider).startswith("hydra.searchpath"):
+                raise UserError(
+                    "configurations are looked for in ./configs and in the package only",
+                    key="hydra.searchpath",
+                    value=entry.path,
+                    remedy="copy the files to ./configs",
+                )
+        super().initialize_sources(config_search_path)
+
+    def _find_object_source(self, config_path: str, object_type: ObjectType | None) -> ConfigSource | None:
+        path = PurePosixPath(config_path)
+        if path.is_absolute() or ".." in path.parts:
+            raise UserError(
+                "a configuration may not be taken from outside ./configs and the package",
+                key="defaults",
+                value=config_path,
+                remedy="copy the file to ./configs and name it from there",
+            )
+        return super()._find_object_source(config_path, object_type)
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:
@@ -111,8 +143,16 @@ def select(config: DictConfig, key: str) -> DictConfig:
 
 
 def to_yaml(config: DictConfig, *, resolved: bool = False) -> str:
-    """Write a configuration as YAML; interpolations stay as they are unless asked for."""
-    return OmegaConf.to_yaml(OmegaConf.create(resolve(config)) if resolved else config)
+    """Write a configuration as YAML; interpolations stay unless asked for, and the environment's texts are hidden."""
+    return OmegaConf.to_yaml(OmegaConf.create(_masked(resolve(config))) if resolved else config)
+
+
+def _masked(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: _masked(entry) for name, entry in tree.items()}
+    if isinstance(tree, list):
+        return [_masked(entry) for entry in tree]
+    return without_hidden(tree) if isinstance(tree, str) else tree
 
 
 def override(config: DictConfig, overrides: Sequence[str]) -> DictConfig:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import pkgutil
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +11,9 @@ from typing import Any
 
 from rl_lab.core.errors import UserError
 from rl_lab.parsing import parse
+from rl_lab.targets import resolve_target
 
-# Only what is *defined* below these may be built: a dotted path alone can lead anywhere
-# (torch.nn.functional.torch.load resolves).
-ALLOWED_PACKAGES = (
-    "rl_lab.components",
-    "rl_lab.core.schedules",
-    "rl_lab.data",
-    "rl_lab.workflows",
-    "torch.nn",
-    "torch.optim",
-)
+_OWN_KEYS = ("_target_", "_partial_")
 
 
 def instantiate(
@@ -32,7 +22,7 @@ def instantiate(
     """Build the object that a node describes; `given` are arguments that the lab adds where they are wanted."""
     target = resolve_target(node, key, allow)
     partial = parse(bool, node.get("_partial_", False), f"{key}._partial_")
-    written = _arguments(node)
+    written = _arguments(node, key)
     arguments = {name: _build_nested(value, f"{key}.{name}", allow) for name, value in written.items()}
     parameters = _parameters(target, key)
     for name, value in (given or {}).items():
@@ -68,7 +58,8 @@ def instantiate(
 
 
 def _told(error: Exception) -> str:
-    return str(error) if type(error) is ValueError else f"{type(error).__name__}: {error}"
+    text = str(error).partition("\n")[0][:300]
+    return text if type(error) is ValueError else f"{type(error).__name__}: {text}"
 
 
 def _partial(target: Callable[..., Any], arguments: dict[str, Any], key: str, kind: type | None) -> Any:
@@ -81,84 +72,14 @@ def _partial(target: Callable[..., Any], arguments: dict[str, Any], key: str, ki
     return made
 
 
-def resolve_target(node: Any, key: str, allow: Sequence[str] = ()) -> Callable[..., Any]:
-    """Return the class or function that a node names, if it may be used."""
-    if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
-        raise UserError(
-            "a node with a _target_ is expected here",
-            key=key,
-            value=node,
-            remedy="choose one by name, or write {_target_: package.module.Class, ...}",
-        )
-    path, key = node["_target_"], f"{key}._target_"
-    packages = (*ALLOWED_PACKAGES, *allow)
-    refusal = UserError(
-        "this target may not be used",
-        key=key,
-        value=path,
-        valid=packages,
-        remedy="use something defined in these packages, or allow another one with --allow PACKAGE",
-    )
-    if not _within(path, packages):
-        raise refusal
-    module_path, _, name = path.rpartition(".")
-    module = _import(module_path, path, key)
-    if not hasattr(module, name):
-        names = [
-            entry
-            for entry, value in vars(module).items()
-            if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__ == module_path
-        ]
-        raise UserError(f"'{module_path}' has no '{name}'", key=key, value=name, valid=names, remedy="correct the name")
-    target = getattr(module, name)
-    if not (inspect.isclass(target) or inspect.isfunction(target)):
-        raise refusal
-    if not _within(f"{target.__module__}.{target.__name__}", packages):
-        raise refusal
-    return typing.cast(Callable[..., Any], target)
-
-
-def _import(module_path: str, path: str, key: str) -> types.ModuleType:
-    try:
-        return importlib.import_module(module_path)
-    except ModuleNotFoundError as error:
-        missing = error.name or module_path
-        if module_path == missing or module_path.startswith(f"{missing}."):
-            parent = missing.rpartition(".")[0]
+def _arguments(node: Mapping[str, Any], key: str) -> dict[str, Any]:
+    arguments = {str(name): value for name, value in node.items() if name not in _OWN_KEYS}
+    for name in arguments:
+        if name.startswith("_"):
             raise UserError(
-                f"there is no module '{missing}'",
-                key=key,
-                value=missing,
-                valid=_modules_in(parent),
-                remedy="correct the path: package.module.Class",
-            ) from None
-        raise UserError(
-            f"'{module_path}' needs the package '{missing}', which is not installed",
-            key=key,
-            value=path,
-            remedy=f"pip install {missing.partition('.')[0]}",
-        ) from None
-    except Exception as error:
-        raise UserError(
-            f"the module cannot be imported: {type(error).__name__}: {error}",
-            key=key,
-            value=path,
-            remedy=f"python -c 'import {module_path}' must work",
-        ) from error
-
-
-def _modules_in(package: str) -> list[str]:
-    module = importlib.import_module(package) if package else None
-    paths = getattr(module, "__path__", [])  # a plain module contains none
-    return [f"{package}.{entry.name}" for entry in pkgutil.iter_modules(paths)]
-
-
-def _within(path: str, packages: Sequence[str]) -> bool:
-    return any(path.startswith(f"{package}.") for package in packages)
-
-
-def _arguments(node: Mapping[str, Any]) -> dict[str, Any]:
-    return {str(name): value for name, value in node.items() if name not in ("_target_", "_partial_")}
+                f"a node has no key '{name}'", key=f"{key}.{name}", value=name, valid=_OWN_KEYS, remedy="remove it"
+            )
+    return arguments
 
 
 def _build_nested(value: Any, key: str, allow: Sequence[str]) -> Any:
@@ -200,7 +121,7 @@ def _check_names(
                 key=f"{key}.{name}",
                 value=name,
                 valid=named,
-                remedy="correct the name, or remove it",
+                remedy=f"correct the name, or remove it (on the command line: ~{key}.{name})",
             )
     if partial:
         return
@@ -215,14 +136,29 @@ def _check_names(
 
 
 def _check_types(target: Callable[..., Any], built: dict[str, Any], plain: Mapping[str, Any], key: str) -> None:
-    """Compare plain values with the annotations of our own targets; integral floats become integers."""
+    """Compare what is written with the annotations of our own targets; integral floats become integers."""
     if not target.__module__.startswith("rl_lab."):
+        for name, value in plain.items():
+            if isinstance(value, float):
+                parse(float, value, f"{key}.{name}")  # torch lets numbers pass that are none
         return
     function = target.__init__ if inspect.isclass(target) else target
     hints = typing.get_type_hints(function, include_extras=True)
     for name, value in plain.items():
-        if name in hints and _is_plain(value) and _is_plain_annotation(hints[name]):
-            built[name] = parse(_without_objects(hints[name]), value, f"{key}.{name}")
+        kind, place = hints.get(name, Any), f"{key}.{name}"
+        if _is_plain(value) and inspect.isclass(kind) and kind not in _PLAIN and kind not in _CONTAINERS:
+            raise UserError(
+                f"a {kind.__name__} is expected here",
+                key=place,
+                value=value,
+                remedy="write a node: {_target_: package.module.Class, ...}",
+            )
+        if _admits_plain(kind) and (_is_plain(value) or _admits_only_plain(kind)):
+            built[name] = parse(_without_objects(kind), value, place)
+
+
+_PLAIN = (int, float, str, bool, type(None))
+_CONTAINERS = (dict, list, tuple)
 
 
 def _is_plain(value: Any) -> bool:
@@ -233,19 +169,24 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
-_PLAIN = (int, float, str, bool, type(None))
-
-
-def _is_plain_annotation(kind: Any) -> bool:
+def _admits_plain(kind: Any) -> bool:
     """Whether an annotation admits plain data, perhaps besides objects."""
     if typing.get_origin(kind) is typing.Literal:
         return True
-    return kind in _PLAIN or any(_is_plain_annotation(argument) for argument in typing.get_args(kind))
+    return kind in _PLAIN or any(_admits_plain(argument) for argument in typing.get_args(kind))
+
+
+def _admits_only_plain(kind: Any) -> bool:
+    origin = typing.get_origin(kind)
+    if origin is typing.Annotated:
+        return _admits_only_plain(typing.get_args(kind)[0])
+    arguments = [argument for argument in typing.get_args(kind) if argument is not Ellipsis]
+    return kind in _PLAIN or origin is typing.Literal or (bool(arguments) and all(map(_admits_only_plain, arguments)))
 
 
 def _without_objects(kind: Any) -> Any:
     """Drop the members of a union that only an object could satisfy."""
     if typing.get_origin(kind) not in (typing.Union, types.UnionType):
         return kind
-    kept = tuple(argument for argument in typing.get_args(kind) if _is_plain_annotation(argument))
+    kept = tuple(argument for argument in typing.get_args(kind) if _admits_plain(argument))
     return typing.Union[kept]  # noqa: UP007

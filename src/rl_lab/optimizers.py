@@ -139,7 +139,7 @@ def _build(
         return Optimizer(parameters, make, max_grad_norm=section.max_grad_norm, learning_rate=schedule, rates=rates)
     except (TypeError, ValueError, RuntimeError, AssertionError, LookupError, ArithmeticError) as error:
         raise UserError(
-            f"the optimiser cannot be used with these arguments: {str(error).splitlines()[0]}",
+            f"the optimiser cannot be used with these arguments: {str(error).partition(chr(10))[0] or repr(error)}",
             key=place,
             value=section.optimizer,
             remedy="correct its arguments, or take another one, such as torch.optim.Adam",

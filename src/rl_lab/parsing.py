@@ -104,8 +104,10 @@ def _parse_sequence(kind: Any, value: Any, key: str) -> Any:
 
 def _parse_scalar(kind: Any, value: Any, key: str) -> Any:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if is_number and kind in (int, float) and not -1e308 < value < 1e308:
-        raise UserError("a finite number is expected here", key=key, value=value, remedy="write a finite number")
+    if is_number and kind in _LIMITS and not abs(value) < _LIMITS[kind]:
+        raise UserError(
+            "a finite number is expected here", key=key, value=value, remedy=f"keep below {_LIMITS[kind]:.0e}"
+        )
     if is_number and kind is float:
         return float(value)
     if is_number and kind is int and value == int(value):
@@ -115,6 +117,7 @@ def _parse_scalar(kind: Any, value: Any, key: str) -> Any:
     raise _unexpected(_NAMES.get(kind, getattr(kind, "__name__", str(kind))), key, value)
 
 
+_LIMITS = {int: 2**63, float: 1e308}  # as numbers are computed with
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 _EXAMPLES = {
     "a whole number": "4",

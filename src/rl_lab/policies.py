@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ from rl_lab.core.batch import Tree, tree_leaves, tree_map
 from rl_lab.core.errors import UserError
 from rl_lab.core.workflow import Workflow
 from rl_lab.orchestration.checkpoint import CheckpointError, CheckpointManager
+from rl_lab.orchestration.run_parts import WEIGHTS
+from rl_lab.orchestration.state_files import read_json
 from rl_lab.run_folder import read_summary, require_run
-from rl_lab.runs import check_fits, saved_weights
-from rl_lab.trust import load_saved
+from rl_lab.runs import saved_weights, set_weights
+from rl_lab.trust import load_saved, read_text
 
 AGENT = "agent"  # the folder of weights inside an export
+MAX_TEXT_BYTES = 2**24
 
 
 class Policy:
@@ -37,8 +40,11 @@ class Policy:
         self._num_envs = 0
 
     def act(self, observations: Any, *, explore: bool = False) -> np.ndarray:
-        """Return one action per environment for observations [N, ...] (NumPy or torch, or a dict of them)."""
-        seen = tree_map(lambda leaf: torch.as_tensor(leaf).to(self.device), observations)
+        """Return one action per environment for observations [N, ...] (NumPy or torch, or a dict of them).
+
+        Observations and actions are those of `make_env`: continuous actions lie in [-1, 1].
+        """
+        seen = tree_map(self._seen, observations)
         num_envs = len(next(tree_leaves(seen)))
         if num_envs != self._num_envs:
             self._num_envs, self._state = num_envs, self.workflow.initial_state(num_envs)
@@ -47,33 +53,36 @@ class Policy:
         self._state = said.state
         return np.asarray(said.actions.cpu())
 
+    def _seen(self, leaf: Any) -> torch.Tensor:
+        tensor = torch.as_tensor(leaf)
+        return tensor.to(self.device, torch.float32 if tensor.is_floating_point() else tensor.dtype)
 
-def export_policy(folder: Path, out: Path, *, which: str = "best") -> dict[str, Any]:
+
+def export_policy(folder: Path, out: Path, *, which: str = "best", allow: Sequence[str] = ()) -> dict[str, Any]:
     """Write the agent of a run as a folder of weights, configuration and card; return the card."""
-    config_file = require_run(folder)
-    composed = load_saved(config_file)
+    composed = load_saved(require_run(folder), allow)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError("the folder to export to is not empty", key="OUT", value=str(out), remedy="name a new one")
-    chosen = saved_weights(CheckpointManager(folder), folder, which)
-    manifest = chosen.manifest
-    summary = read_summary(folder) or {}
+    config = parse_config(composed)
+    agent = build_agent(composed, "cpu", allow=allow)
+    chosen = saved_weights(CheckpointManager(folder), folder, which, agent.max_bytes)
+    set_weights(agent, chosen)  # what could not be loaded is not exported
+    manifest, summary = chosen.manifest, read_summary(folder) or {}
     card = {
-        "name": parse_config(composed).experiment.name,
-        "seed": parse_config(composed).experiment.seed,
-        "environment": parse_config(composed).environment.id,
-        "workflow": manifest["workflow_name"],
+        "name": config.experiment.name,
+        "seed": config.experiment.seed,
+        "environment": config.environment.id,
+        "workflow": type(agent.workflow).__name__,
         "evaluation": manifest.get("evaluation"),
         "counters": manifest.get("counters"),
         "last_evaluation": summary.get("last_evaluation"),
         "versions": manifest["versions"],
         "commit": manifest.get("commit"),
     }
-    text = to_yaml(composed)
-    state = {name: chosen.state[name] for name in ("components", "controllers", "workflow_custom")}
-    facts = {"card": card, "config": text, "workflow_name": manifest["workflow_name"]}
-    CheckpointManager(out).save_agent(out / AGENT, state, facts)
-    (out / "config.yaml").write_text(text)
-    (out / "card.json").write_text(json.dumps(card, indent=1))
+    texts = {"config.yaml": to_yaml(composed), "card.json": json.dumps(card, indent=1)}
+    CheckpointManager(out).save_agent(out / AGENT, chosen.state, {"texts": texts})
+    for name, text in texts.items():
+        (out / name).write_text(text)
     return card
 
 
@@ -93,15 +102,31 @@ def load_policy(path: str | Path, *, device: str = "cpu", allow: Sequence[str] =
             value=str(folder),
             remedy="make one with `rl-lab export RUN OUT`",
         )
-    composed = load_saved(folder / "config.yaml")
+    composed = load_saved(folder / "config.yaml", allow)
     device = choose_device(device)
     agent = build_agent(composed, device, allow=allow)
     try:
-        checkpoint = CheckpointManager(folder).load(folder / AGENT, agent.max_bytes)
+        checkpoint = CheckpointManager(folder).load(folder / AGENT, agent.max_bytes, WEIGHTS)
     except CheckpointError as error:
         raise UserError(f"the exported agent is damaged: {error}", key=str(folder)) from None
-    if checkpoint.manifest.get("config") != (folder / "config.yaml").read_text():
-        raise UserError("config.yaml is not the one that this agent was exported with", key=str(folder / "config.yaml"))
-    check_fits(agent.parameters(), checkpoint.state, str(folder))
-    agent.set_parameters(checkpoint.state)
-    return Policy(agent.workflow, device, checkpoint.manifest["card"])
+    card = _read_card(folder, checkpoint.manifest)
+    set_weights(agent, checkpoint)
+    return Policy(agent.workflow, device, card)
+
+
+def _read_card(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the card; an export whose card or configuration is not the one that it was made with is refused."""
+    for name in ("config.yaml", "card.json"):
+        try:
+            same = read_text(folder / name, MAX_TEXT_BYTES) == manifest["texts"][name]
+        except (OSError, ValueError, LookupError, TypeError):
+            same = False
+        if not same:
+            raise UserError(f"{name} is not the one that this agent was exported with", key=str(folder / name))
+    try:
+        card = read_json(manifest["texts"]["card.json"].encode())
+    except (ValueError, RecursionError):
+        card = None
+    if not isinstance(card, dict):
+        raise UserError("the card is none", key=str(folder / "card.json"), remedy="export the agent again")
+    return card

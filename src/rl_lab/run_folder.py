@@ -17,8 +17,9 @@ from omegaconf import DictConfig
 from rl_lab.composition import comparable, config_hash
 from rl_lab.config import RunConfig
 from rl_lab.core.errors import UserError
-from rl_lab.trust import load_saved
+from rl_lab.trust import read_saved, read_text
 
+MAX_SUMMARY_BYTES = 2**24  # a million returns of an evaluation
 _ABSENT = object()
 
 
@@ -38,13 +39,13 @@ def find_unfinished(composed: DictConfig, config: RunConfig) -> Path | None:
     parent = Path(config.logging.folder) / config.experiment.name
     wanted = config_hash(composed)
     for folder in sorted(parent.iterdir(), key=lambda path: path.name, reverse=True) if parent.is_dir() else ():
-        if not (folder / "config.yaml").is_file() or is_owned(folder):
+        if not (folder / "config.yaml").is_file():
             continue
         try:
-            same = config_hash(load_saved(folder / "config.yaml")) == wanted
+            same = config_hash(read_saved(folder / "config.yaml")) == wanted
         except UserError:
             continue  # somebody else's, or damaged: not ours to continue
-        if same and not _is_finished(folder, config):
+        if same and not is_owned(folder) and not _is_finished(folder, config):
             return folder
     return None
 
@@ -52,8 +53,8 @@ def find_unfinished(composed: DictConfig, config: RunConfig) -> Path | None:
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """Return summary.json, or None if there is no readable one."""
     try:
-        summary = json.loads((folder / "summary.json").read_text())
-    except (OSError, ValueError):
+        summary = json.loads(read_text(folder / "summary.json", MAX_SUMMARY_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None
     return summary if isinstance(summary, dict) else None
 
@@ -80,7 +81,7 @@ def require_run(folder: Path) -> Path:
 
 def check_same_run(composed: DictConfig, folder: Path) -> None:
     """Refuse to continue a run under another configuration, and show the difference."""
-    before = _flat(comparable(load_saved(folder / "config.yaml")))
+    before = _flat(comparable(read_saved(folder / "config.yaml")))
     now = _flat(comparable(composed))
     different = [
         f"{key}: {before.get(key, '(absent)')} -> {now.get(key, '(absent)')}"

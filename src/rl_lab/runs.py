@@ -7,7 +7,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,11 +20,15 @@ from omegaconf import DictConfig
 from rl_lab.build import Experiment, build_experiment, fill_dims
 from rl_lab.composition import load_experiment, override, parse_config, to_yaml
 from rl_lab.config import RunConfig
-from rl_lab.core.errors import UserError
+from rl_lab.core.errors import RunError, UserError
 from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointError, CheckpointManager
 from rl_lab.orchestration.dashboard import Dashboard
+from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.orchestration.run_parts import WEIGHTS
+from rl_lab.orchestration.signals import stop_on_signal
+from rl_lab.orchestration.state_checks import check_state
 from rl_lab.run_folder import check_same_run, find_unfinished, new_folder, owned, read_summary, require_run
-from rl_lab.trust import check_secrets, load_saved
+from rl_lab.trust import check_folder, check_secrets, load_saved
 
 
 @dataclass
@@ -51,6 +56,77 @@ def run_training(
     allow: Sequence[str] = (),
 ) -> Outcome:
     """Start a run, or continue the one that this configuration left unfinished."""
+    with _prepared(composed, run_dir, new=new, quiet=quiet, warm_start=warm_start, allow=allow) as run:
+        return run(Dashboard() if not quiet else None)
+
+
+def run_together(
+    composeds: Sequence[DictConfig],
+    run_dirs: Sequence[Path | None],
+    *,
+    new: bool = False,
+    quiet: bool = False,
+    allow: Sequence[str] = (),
+) -> list[Outcome]:
+    """Run several configurations at once in this process, each with its own folder, streams and generators.
+
+    On a GPU their work overlaps; on a CPU each gives the same bits as alone.
+    """
+    outcomes: list[Outcome | BaseException] = []
+    with contextlib.ExitStack() as stack:
+        runs = [
+            stack.enter_context(_prepared(composed, folder, new=new, quiet=quiet, allow=allow))
+            for composed, folder in zip(composeds, run_dirs, strict=True)
+        ]
+        outcomes = [RuntimeError("not run")] * len(runs)
+
+        def work(index: int) -> None:
+            try:
+                outcomes[index] = runs[index](None)
+            except BaseException as error:
+                outcomes[index] = error
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(len(runs))]
+        with stop_on_signal([run.stop for run in runs]):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, Outcome)]
+
+
+class _PreparedRun:
+    """A run whose folder is owned and whose parts are built."""
+
+    def __init__(self, experiment: Experiment, folder: Path, start: StartingPoint | None) -> None:
+        self.experiment, self.folder, self._start = experiment, folder, start
+        self._orchestrator: Orchestrator | None = None
+
+    def __call__(self, dashboard: Dashboard | None) -> Outcome:
+        """Run it to its end, or to a signal."""
+        self.experiment.commit = current_commit()
+        self._orchestrator = self.experiment.orchestrator(self.folder, dashboard)
+        return _run(self.experiment, self._orchestrator, self.folder, start=self._start)
+
+    def stop(self) -> None:
+        """Ask it to save and stop at the next action."""
+        if self._orchestrator is not None:
+            self._orchestrator.stop()
+
+
+@contextlib.contextmanager
+def _prepared(
+    composed: DictConfig,
+    run_dir: Path | None,
+    *,
+    new: bool,
+    quiet: bool,
+    warm_start: bool = False,
+    allow: Sequence[str] = (),
+) -> Iterator[_PreparedRun]:
     check_secrets(composed)
     composed = fill_dims(composed, allow)
     config = parse_config(composed)
@@ -64,14 +140,16 @@ def run_training(
             print(f"continuing the unfinished run {folder} (--new starts afresh)", flush=True)
     if folder is None:
         folder = new_folder(config)
-    elif (folder / "config.yaml").exists():
-        check_same_run(composed, folder)
+    elif folder.exists():
+        check_folder(folder)
+        if (folder / "config.yaml").exists():
+            check_same_run(composed, folder)
     if start is not None and not start.warm:
         check_same_run(composed, start.run_folder)
     experiment = build_experiment(composed, folder, allow=allow)
     try:
         with owned(folder):
-            return _run(experiment, folder, quiet=quiet, start=start)
+            yield _PreparedRun(experiment, folder, start)
     finally:
         experiment.close()
 
@@ -80,40 +158,61 @@ def resume_run(
     folder: Path, overrides: Sequence[str] = (), *, quiet: bool = False, allow: Sequence[str] = ()
 ) -> Outcome:
     """Continue the run in a folder; overrides may only extend it."""
-    composed = override(load_saved(require_run(folder)), ["training.resume_path=null", *overrides])
+    composed = override(load_saved(require_run(folder), allow), ["training.resume_path=null", *overrides])
     return run_training(composed, run_dir=folder, quiet=quiet, allow=allow)
 
 
 def load_agent(folder: Path, *, which: str = "best", allow: Sequence[str] = (), render: bool = False) -> Experiment:
     """Rebuild the experiment of a run with the weights of its best evaluation or its last checkpoint."""
-    composed = load_saved(require_run(folder))
+    composed = load_saved(require_run(folder), allow)
     experiment = build_experiment(composed, folder, allow=allow, render=render)
     try:
-        set_weights(experiment.parts(), saved_weights(experiment.checkpoints, folder, which))
+        parts = experiment.parts()
+        set_weights(parts, saved_weights(experiment.checkpoints, folder, which, parts.max_bytes))
     except BaseException:
         experiment.close()
         raise
     return experiment
 
 
-def saved_weights(checkpoints: CheckpointManager, folder: Path, which: str) -> Checkpoint:
-    """Return the best agent of a run, or its last checkpoint where there is no best one yet."""
+def saved_weights(checkpoints: CheckpointManager, folder: Path, which: str, max_bytes: int) -> Checkpoint:
+    """Return the weights of the best agent of a run, or of its last checkpoint where there is no best one yet."""
     best = folder / "best"
     if which == "best" and best.is_dir():
-        try:
-            return checkpoints.load(best)
-        except CheckpointError as error:
-            raise UserError(f"the best agent of this run is damaged: {error}", key=str(best)) from None
-    found = checkpoints.load_latest()
+        return _load(checkpoints, best, max_bytes, WEIGHTS)
+    found = checkpoints.load_latest(max_bytes, WEIGHTS)
     if found is None:
         raise UserError("this run has no good checkpoint", key=str(folder), remedy="train it first")
     return found
 
 
+def _load(checkpoints: CheckpointManager, path: Path, max_bytes: int, sections: Sequence[str] | None) -> Checkpoint:
+    try:
+        return checkpoints.load(path, max_bytes, sections)
+    except CheckpointError as error:
+        raise UserError(f"this checkpoint is damaged: {error}", key=str(path), remedy="take another one") from None
+
+
 def set_weights(parts: Any, checkpoint: Checkpoint) -> None:
     """Load weights into parts; what does not fit is refused before anything is touched."""
-    check_fits(parts.parameters(), checkpoint.state, str(checkpoint.path))
-    parts.set_parameters(checkpoint.state)
+    with _must_fit(checkpoint.path):
+        check_fits(parts.parameters(), checkpoint.state, str(checkpoint.path))
+        parts.set_parameters(checkpoint.state)
+
+
+@contextlib.contextmanager
+def _must_fit(path: Path) -> Iterator[None]:
+    """Refuse a checkpoint that cannot be restored though its digests are right."""
+    try:
+        yield
+    except (UserError, RunError):
+        raise
+    except Exception as error:  # whatever a state that was made up can make a part raise
+        raise UserError(
+            f"this checkpoint does not fit: {type(error).__name__}: {str(error).partition(chr(10))[0][:300]}",
+            key=str(path),
+            remedy="take another one; a run whose newest checkpoint is removed continues from the one before it",
+        ) from error
 
 
 def check_fits(expected: Any, given: Any, key: str) -> None:
@@ -152,10 +251,12 @@ def _starting_point(config: RunConfig, warm: bool) -> StartingPoint | None:
         return None
     path = Path(config.training.resume_path)
     if (path / "config.yaml").is_file():
+        check_folder(path)
         return StartingPoint(path, None, warm)
     if (path / "manifest.json").is_file():
         run_folder = path.parent.parent if path.parent.name == "checkpoints" else path.parent
         if (run_folder / "config.yaml").is_file():
+            check_folder(run_folder)
             return StartingPoint(run_folder, path, warm)
     raise UserError(
         "there is no run and no checkpoint at this path",
@@ -165,10 +266,8 @@ def _starting_point(config: RunConfig, warm: bool) -> StartingPoint | None:
     )
 
 
-def _run(experiment: Experiment, folder: Path, *, quiet: bool, start: StartingPoint | None) -> Outcome:
-    experiment.commit = current_commit()
+def _run(experiment: Experiment, orchestrator: Orchestrator, folder: Path, *, start: StartingPoint | None) -> Outcome:
     experiment.checkpoints.say = lambda text: print(text, file=sys.stderr, flush=True)
-    orchestrator = experiment.orchestrator(folder, None if quiet else Dashboard())
     found = experiment.checkpoints.load_latest(experiment.max_checkpoint_bytes())
     if found is None:
         for name in ("metrics.jsonl", "summary.json"):  # of a run that never got to a checkpoint
@@ -179,26 +278,36 @@ def _run(experiment: Experiment, folder: Path, *, quiet: bool, start: StartingPo
     if found is None:
         (folder / "command.txt").write_text(shlex.join(sys.argv) + "\n")
     else:
-        torch.set_num_threads(int(found.manifest.get("threads", torch.get_num_threads())))
+        torch.set_num_threads(found.manifest["threads"])
         _tell_versions(found)
-        orchestrator.restore(found)
+        _restore(orchestrator, found)
         summary = read_summary(folder)
         if summary is not None and summary.get("finished") and orchestrator.is_finished():
-            return Outcome(folder, 0, summary)
+            return Outcome(folder, 0, orchestrator.summary(finished=True))
     code = orchestrator.run()
     return Outcome(folder, code, orchestrator.summary(finished=code == 0))
+
+
+def _restore(orchestrator: Orchestrator, checkpoint: Checkpoint) -> None:
+    """Continue from a checkpoint, if it fits."""
+    parts = orchestrator.parts
+    with _must_fit(checkpoint.path):
+        check_fits(parts.parameters(), checkpoint.state, str(checkpoint.path))
+        check_state(parts, orchestrator.get_state(), checkpoint.state, checkpoint.histories)
+        orchestrator.restore(checkpoint)
 
 
 def _begin_from(start: StartingPoint, experiment: Experiment, folder: Path) -> Checkpoint | None:
     """Take over a checkpoint of another run: its weights only, or everything up to it."""
     source = CheckpointManager(start.run_folder)
     if start.warm:
+        parts = experiment.parts()
         chosen = (
-            saved_weights(source, start.run_folder, "last")
+            saved_weights(source, start.run_folder, "last", parts.max_bytes)
             if start.checkpoint is None
-            else source.load(start.checkpoint)
+            else _load(source, start.checkpoint, parts.max_bytes, WEIGHTS)
         )
-        set_weights(experiment.parts(), chosen)
+        set_weights(parts, chosen)
         print(
             f"warm start from {chosen.path}: weights only. Not restored: optimisers, replay, counters, phase, "
             "random streams, environments, metrics.",
@@ -206,12 +315,7 @@ def _begin_from(start: StartingPoint, experiment: Experiment, folder: Path) -> C
         )
         return None
     assert start.checkpoint is not None
-    try:
-        chosen = source.load(start.checkpoint)
-    except CheckpointError as error:
-        raise UserError(
-            f"this checkpoint is damaged: {error}", key="training.resume_path", value=str(start.checkpoint)
-        ) from None
+    chosen = _load(source, start.checkpoint, experiment.max_checkpoint_bytes(), None)
     log = start.run_folder / "metrics.jsonl"
     if log.exists():
         shutil.copyfile(log, folder / "metrics.jsonl")

@@ -5,6 +5,7 @@ Importable by worker processes: `tests.envs.chaos_worlds:Chaos-v0`, with `tests`
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -13,8 +14,10 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from rl_lab.envs import wire
+
 MODULE = "tests.envs.chaos_worlds"
-KINDS = ("kill", "exit", "raise", "hang", "observation", "reward", "shape", "babble")
+KINDS = ("kill", "exit", "raise", "hang", "observation", "reward", "shape", "babble", "forge")
 
 
 def arm(folder, kind, seed, step, *, forever=False):
@@ -54,8 +57,12 @@ class Chaos(gymnasium.Env):
             raise RuntimeError("the motor is off")
         if kind == "babble":
             os.write(int(sys.argv[1]), b"\xff" * 40)
-        if kind in ("hang", "slow"):
-            time.sleep(3600 if kind == "hang" else 0.6)
+        if kind == "forge":  # a frame as it should be, about more rows than there are
+            rows = np.zeros((9, 3), np.float32)
+            with socket.socket(fileno=os.dup(int(sys.argv[1]))) as connection:
+                wire.send(connection, wire.encode({"arrays": wire.layout_of([rows]), "infos": []}), [rows])
+        if kind in ("hang", "forge", "slow"):
+            time.sleep(0.6 if kind == "slow" else 3600)
         return kind
 
     def see(self, fault=None):

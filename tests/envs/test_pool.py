@@ -21,7 +21,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.seeding import SeedTree
 from rl_lab.core.workflow import Act
 from rl_lab.data.collector import RolloutCollector
-from rl_lab.envs import wire
+from rl_lab.envs import wire, worker
 from rl_lab.envs.make import make_env
 from rl_lab.envs.pool import EnvironmentFault, WorkerPool, _History
 from rl_lab.envs.worker_process import Request
@@ -38,6 +38,7 @@ WORDS = {
     "reward": "returned a reward that is not finite (environment {row})",
     "shape": "(environment {row})",
     "babble": "answered with nonsense",
+    "forge": "answered with arrays",
 }
 _pools = []
 
@@ -157,6 +158,15 @@ def test_more_workers_than_rows():
     assert len(make_pool("tiny/CartPole", 1, workers=5).pids) == 1
 
 
+def test_workers_work_at_the_same_time(tmp_path):
+    pool = Player(make_chaos(tmp_path, 2))
+    for row in range(2):
+        arm(tmp_path, "slow", pool.seeds()[row], 1)
+    began = time.monotonic()
+    pool.step()
+    assert 0.6 <= time.monotonic() - began < 1.1  # 0.6 s each
+
+
 def test_rendering(cart_poles):
     serial = make_env("tiny/CartPole", 3)
     assert_same(cart_poles.reset(seed=4), serial.reset(seed=4))
@@ -179,7 +189,7 @@ def test_faults_leave_no_trace(kinds, tmp_path):
     chance = np.random.default_rng(len(kinds[0]))
     pool, serial = Player(make_chaos(tmp_path)), Player(make_calm())
     descriptors = psutil.Process().num_fds()
-    planned = dict(zip(chance.choice(60, size=12, replace=False).tolist(), 3 * kinds, strict=True))
+    planned = dict(zip(chance.choice(60, size=3 * len(kinds), replace=False).tolist(), 3 * kinds, strict=True))
     expected = []
     for step in range(60):
         if step in planned:
@@ -191,8 +201,8 @@ def test_faults_leave_no_trace(kinds, tmp_path):
         pool.step(), serial.step()
         assert time.monotonic() - began < TIMEOUT + 5.0
     assert_same(pool.records, serial.records)
-    assert len(list(tmp_path.glob("*.done"))) == 12
-    assert pool.env.restarts >= 12
+    assert len(list(tmp_path.glob("*.done"))) == len(planned)
+    assert pool.env.restarts >= len(planned)
     for words in expected:
         assert any(all(part in told for part in words) for told in pool.env.incidents), words
     assert psutil.Process().num_fds() == descriptors
@@ -426,7 +436,7 @@ def test_no_worker_outlives_its_owner(busy, tmp_path):
     arm(tmp_path, "hang", 1000, 1 if busy else 9)
     script = f"""
 import numpy as np, time
-from rl_lab.envs import wire
+from rl_lab.envs import wire, worker
 from rl_lab.envs.make import make_env
 pool = make_env("{MODULE}:Chaos-v0", 2, workers=2, allow=["tests"], kwargs={{"folder": {str(tmp_path)!r}}})
 pool.reset(seed=[0, 1000])
@@ -509,6 +519,24 @@ def test_wrong_calls_change_nothing(cart_poles):
 def test_a_step_before_the_first_reset_is_refused():
     with pytest.raises(gymnasium.error.ResetNeeded):
         make_pool("tiny/CartPole", 1).step(np.zeros(1, np.int64))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (np.zeros((1, 4), np.float64), np.ones(1, np.float32), np.zeros(1, bool), np.zeros(1, bool), {}),
+        (np.zeros((2, 4), np.float32), np.ones(2, np.float32), np.zeros(2, bool), np.zeros(2, bool), {}),
+        (np.zeros((1, 5), np.float32), np.ones(1, np.float32), np.zeros(1, bool), np.zeros(1, bool), {}),
+        (np.zeros((1, 4), np.float32), np.ones(1, np.float64), np.zeros(1, bool), np.zeros(1, bool), {}),
+        (np.zeros((1, 4), np.float32), np.ones(1, np.float32), np.zeros(1, int), np.zeros(1, bool), {}),
+    ],
+)
+def test_a_worker_sees_that_an_environment_lies(answer, monkeypatch):
+    rows = worker._Rows("tiny/CartPole", 1, {})
+    rows.reset([0], [3], None)
+    monkeypatch.setattr(rows._envs[0], "step", lambda actions: answer)
+    with pytest.raises(worker._LieError):
+        rows.step([0], np.zeros(1, np.int64))
 
 
 def test_frames_arrive_as_they_were_sent():

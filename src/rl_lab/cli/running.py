@@ -17,7 +17,7 @@ from rl_lab.composition import compose, select, to_yaml
 from rl_lab.core.batch import tree_map
 from rl_lab.core.errors import UserError
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
-from rl_lab.runs import Outcome, load_agent, resume_run, run_training
+from rl_lab.runs import Outcome, load_agent, resume_run, run_together, run_training
 
 MAX_DRY_RUN_LINES = 40
 
@@ -39,10 +39,13 @@ def train(arguments: argparse.Namespace) -> int:
             allow=arguments.allow,
         )
         return _report(outcome, quiet=arguments.quiet)
+    seeded_runs = [compose([*arguments.overrides, f"experiment.seed={seed}"]) for seed in arguments.seeds]
+    folders = [None if arguments.run_dir is None else arguments.run_dir / f"seed{seed}" for seed in arguments.seeds]
+    if arguments.together:
+        outcomes = run_together(seeded_runs, folders, new=arguments.new, quiet=arguments.quiet, allow=arguments.allow)
+        return max(_report(outcome, quiet=arguments.quiet) for outcome in outcomes)
     code = 0
-    for seed in arguments.seeds:
-        seeded = compose([*arguments.overrides, f"experiment.seed={seed}"])
-        folder = None if arguments.run_dir is None else arguments.run_dir / f"seed{seed}"
+    for seeded, folder in zip(seeded_runs, folders, strict=True):
         outcome = run_training(seeded, run_dir=folder, new=arguments.new, quiet=arguments.quiet, allow=arguments.allow)
         _report(outcome, quiet=arguments.quiet)
         code = code or outcome.code

@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="where to write; default experiments/NAME/TIME")
     parser.add_argument("--new", action="store_true", help="start afresh even if an unfinished run could be continued")
     parser.add_argument("--seeds", type=seeds, metavar="0-4", help="one run for each seed: 0-4 or 0,2,5")
+    parser.add_argument("--together", action="store_true", help="with --seeds: run all of them at once in this process")
     parser.add_argument(
         "--warm-start", action="store_true", help="take over only the weights of the run at training.resume_path"
     )
@@ -47,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
         for flag, given in (("--package", arguments.package is not None), ("--resolve", arguments.resolve)):
             if given:
                 raise UserError(f"{flag} says how to print the configuration", remedy=f"add --cfg job, or drop {flag}")
+    if arguments.together and arguments.seeds is None:
+        raise UserError("--together runs several seeds at once", remedy="add --seeds 0-3")
     if arguments.seeds is not None and any(word.startswith("experiment.seed=") for word in arguments.overrides):
         raise UserError("--seeds and experiment.seed are both given", remedy="keep one of them")
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.core.errors import UserError
-from rl_lab.core.ranges import Count
+from rl_lab.core.ranges import Count, NonNegative
 
 Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]
 Initialization = Literal["torch", "orthogonal"]
@@ -33,7 +33,7 @@ def build_mlp(
     *,
     activation: Activation = "tanh",
     initialization: Initialization = "torch",
-    output_gain: float = 1.0,
+    output_gain: NonNegative = 1.0,
 ) -> nn.Sequential:
     """Build linear layers with an activation between them."""
     if activation not in ACTIVATIONS:
@@ -66,7 +66,7 @@ class MLP(nn.Module):
         hidden: Sequence[Count] = (64, 64),
         activation: Activation = "tanh",
         initialization: Initialization = "torch",
-        output_gain: float = 1.0,
+        output_gain: NonNegative = 1.0,
     ) -> None:
         super().__init__()
         self.layers = build_mlp(

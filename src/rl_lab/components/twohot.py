@@ -24,6 +24,7 @@ class TwoHot(nn.Module):
     """Bins that are evenly spaced in symlog space, and what they mean."""
 
     bins: Tensor
+    pure = ("decode", "loss")  # methods without chance, which may be compiled
 
     def __init__(self, num_bins: Annotated[int, Range(2, 4096)] = 101, low: float = -10.0, high: float = 10.0) -> None:
         super().__init__()

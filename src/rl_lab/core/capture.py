@@ -6,19 +6,21 @@ read: device tensors that change in place, and constants. Python inside it is fr
 
 from __future__ import annotations
 
+import threading
 import traceback
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_lab.core.batch import Tree, tree_leaves, tree_map, tree_zip
 from rl_lab.core.errors import RunError
 from rl_lab.core.workflow import Act, Metrics
 
 WARM_UP_CALLS = 3
+_RECORDING = threading.Lock()
 Answer = tuple[Metrics, Mapping[str, Tensor]]  # of an update hook: what to watch, and columns to write back
 
 
@@ -33,6 +35,16 @@ def device_stream(device: str) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
     torch.cuda.current_stream(device).wait_stream(stream)
+
+
+def compile_parts(parts: Iterable[Any]) -> None:
+    """Compile modules, and the methods that a part lists as `pure`; nothing that draws random numbers is among them."""
+    torch._dynamo.config.recompile_limit = 64  # a part meets a few shapes: batches, plans, single observations
+    for part in parts:
+        if isinstance(part, nn.Module) and "forward" in vars(type(part)):
+            part.compile(dynamic=False)
+        for name in getattr(type(part), "pure", ()):
+            setattr(part, name, torch.compile(getattr(part, name), dynamic=False))
 
 
 class Graph:
@@ -53,7 +65,8 @@ class Graph:
         """Run the function on these inputs."""
         self._calls += 1
         if self._calls <= WARM_UP_CALLS:
-            return self._function(*inputs)
+            with _RECORDING:  # these calls may compile, which a process can do for one thread at a time
+                return self._function(*inputs)
         if self._graph is None:
             self._inputs = tree_map(Tensor.clone, dict(enumerate(inputs)))
             self._record()
@@ -69,7 +82,11 @@ class Graph:
         for generator in self._generators:
             graph.register_generator_state(generator)
         try:
-            with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            # Other runs in this process may go on meanwhile, but not record at the same time.
+            with (
+                _RECORDING,
+                torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"),
+            ):
                 self._outputs = self._function(*self._inputs.values())
         except Exception as error:
             raise RunError(

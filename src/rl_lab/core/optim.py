@@ -45,7 +45,7 @@ class Optimizer:
         self.learning_rate = learning_rate
         kinds = {(parameter.device, parameter.dtype) for parameter in self.parameters}
         adam = type(self.torch_optimizer) in (torch.optim.Adam, torch.optim.AdamW)
-        self._is_plain_adam = adam and self.fused and len(kinds) == len(self.torch_optimizer.param_groups) == 1
+        self._is_plain_adam = adam and self.fused and len(kinds) == 1
         self.nonfinite = torch.zeros((), device=self.parameters[0].device)  # sticky: read by the host when it likes
 
     def zero_grad(self) -> None:
@@ -102,9 +102,23 @@ class Optimizer:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restore moments and flag."""
+        self._check_fits(state["optimizer"])
         self.torch_optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
         self.nonfinite.copy_(state["nonfinite"])
         self._prepare_groups(scaled=True)
+
+    def _check_fits(self, saved: Mapping[str, Any]) -> None:
+        """Refuse moments of another shape: torch does not look, and its fused kernels would write beyond their end."""
+        groups = self.torch_optimizer.param_groups
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        for index, entry in saved["state"].items() if self.fused else ():
+            for name, value in entry.items():
+                if value is not None and tuple(value.shape) not in ((), tuple(parameters[index].shape)):
+                    raise ValueError(f"'{name}' of parameter {index} has the shape {tuple(value.shape)}")
+        for group, given in zip(groups, saved["param_groups"], strict=True):
+            for name in group.keys() & given.keys() - {"params"}:
+                if not _same_kind(group[name], given[name]):
+                    raise ValueError(f"the optimiser's option '{name}' is a {type(given[name]).__name__}")
 
     def _prepare_groups(self, *, scaled: bool = False) -> None:
         """Scale the learning rates, and keep them on the GPU where one is used: a captured step reads them there."""
@@ -172,32 +186,47 @@ def _weighed(loss: Tensor, weight: float | Tensor | None) -> Tensor:
 def _step_adam(optimizer: torch.optim.Optimizer, excess: Tensor | None, found: Tensor) -> None:
     """Do what the `step` of Adam and AdamW does once their state exists.
 
-    Theirs groups tensors, looks for hooks and profiles around the same kernel, which for the small networks of
-    reinforcement learning takes longer than the kernel.
+    Around the same kernel theirs groups tensors, looks for hooks and profiles: for the small networks of
+    reinforcement learning that takes longer than the kernel.
     """
-    group = optimizer.param_groups[0]
-    parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-    states = [optimizer.state[parameter] for parameter in parameters]
-    steps = [state["step"] for state in states]
-    kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
-    torch._foreach_add_(steps, [1.0 - found] * len(steps))  # a skipped step does not count
-    kernel(
-        parameters,
-        [parameter.grad for parameter in parameters],
-        [state["exp_avg"] for state in states],
-        [state["exp_avg_sq"] for state in states],
-        [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
-        steps,
-        lr=group["lr"],
-        beta1=group["betas"][0],
-        beta2=group["betas"][1],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        amsgrad=group["amsgrad"],
-        maximize=group["maximize"],
-        grad_scale=excess,
-        found_inf=found,
-    )
+    counted = 1.0 - found  # a skipped step does not count
+    for group in optimizer.param_groups:
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not parameters:
+            continue
+        states = [optimizer.state[parameter] for parameter in parameters]
+        steps = [state["step"] for state in states]
+        torch._foreach_add_(steps, [counted] * len(steps))
+        kernel = torch._fused_adamw_ if group["decoupled_weight_decay"] else torch._fused_adam_
+        kernel(
+            parameters,
+            [parameter.grad for parameter in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [state["max_exp_avg_sq"] for state in states] if group["amsgrad"] else [],
+            steps,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=group["amsgrad"],
+            maximize=group["maximize"],
+            grad_scale=excess,
+            found_inf=found,
+        )
+
+
+def _same_kind(own: Any, given: Any) -> bool:
+    if own is None or given is None:
+        return True
+    if isinstance(own, tuple):
+        return isinstance(given, tuple) and len(own) == len(given) and all(map(_same_kind, own, given))
+    return _is_number(own) == _is_number(given) and (_is_number(own) or type(own) is type(given))
+
+
+def _is_number(value: Any) -> bool:
+    return (isinstance(value, Tensor) and value.dim() == 0) or type(value) in (int, float)
 
 
 def _offers_fused(optimizer: Callable[..., Any]) -> bool:

@@ -109,10 +109,15 @@ def global_states() -> dict[str, Any]:
     }
 
 
+_NUM_WORDS = 624  # of the Mersenne twister
+
+
 def restore_global_states(report: dict[str, Any]) -> None:
     """Put the global generators back to a report of `seed_all` or `global_states`."""
     python, array = report["python"], report["numpy"]
     random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
+    if not 0 <= array["position"] <= len(array["keys"]) == _NUM_WORDS:
+        raise ValueError("this is no state of NumPy's generator")  # NumPy would read beyond its memory
     keys = np.asarray(array["keys"], dtype=np.uint32)
     np.random.set_state((array["name"], keys, array["position"], array["has_gauss"], array["cached"]))
     torch.random.set_rng_state(report["torch"].cpu())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rl_lab.core.batch import Batch, Tree, replace_unchecked
 from rl_lab.core.errors import UserError
+from rl_lab.core.ranges import Positive, Unit
 from rl_lab.core.schedules import Schedule, as_schedule
 from rl_lab.data.replay import Ring
 from rl_lab.data.sources import ReplaySource
@@ -87,9 +88,9 @@ class PrioritizedReplaySource(ReplaySource):
         pad: bool = False,
         storage: str = "cpu",
         ring: Ring | None = None,
-        alpha: float = 0.6,
-        beta: float | Schedule = 0.4,
-        epsilon: float = 1e-6,
+        alpha: Unit = 0.6,
+        beta: Unit | Schedule = 0.4,
+        epsilon: Positive = 1e-6,
     ) -> None:
         super().__init__(
             num_envs,

@@ -240,8 +240,11 @@ class WorkerProcess:
         code = self._process.returncode
         if code is None:
             words = "closed the connection"
+        elif code >= 0:
+            words = f"exited with code {code}"
         else:
-            words = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+            names = {number.value: number.name for number in signal.Signals}
+            words = f"was killed by {names.get(-code, f'signal {-code}')}"
         return WorkerError(words, self._tail())
 
     def _tail(self) -> str:

@@ -11,24 +11,28 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from rl_lab.core.errors import shown
 from rl_lab.orchestration.files import Files
-from rl_lab.orchestration.state_files import decode, encode
+from rl_lab.orchestration.state_files import decode, encode, read_json
 
 FORMAT = 1
 PACKAGES = ("rl-lab", "torch", "numpy", "gymnasium")
 MAX_MANIFEST_BYTES = 16 * 2**20
 _NUMBER = re.compile(r"\d{10}")
-_FILE_NAME = re.compile(r"[A-Za-z0-9_]+\.(safetensors|json)")
+_SECTION_NAME = re.compile(r"[A-Za-z0-9_]+")
+_BUFFER_NAME = re.compile(r"[\w-]+")
 _SEGMENT_NAME = re.compile(r"\d{12}-[0-9a-f]{12}\.safetensors")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+MAX_THREADS = 1_024
 
 
 class CheckpointError(Exception):
@@ -105,11 +109,11 @@ class CheckpointManager:
         """Return the published checkpoints, oldest first."""
         return [self.folder / name for name in self.files.names(self.folder) if _NUMBER.fullmatch(name)]
 
-    def load_latest(self, max_bytes: int | None = None) -> Checkpoint | None:
+    def load_latest(self, max_bytes: int | None = None, sections: Collection[str] | None = None) -> Checkpoint | None:
         """Return the newest good checkpoint, or None if there is none; damaged ones are set aside."""
         for path in reversed(self.numbered()):
             try:
-                return self.load(path, max_bytes)
+                return self.load(path, max_bytes, sections)
             except CheckpointError as error:
                 aside = path.with_name(f"{path.name}.corrupt")
                 self.files.remove(aside)
@@ -117,33 +121,40 @@ class CheckpointManager:
                 self.say(f"warning: checkpoint {path.name} is damaged: {error}; it was set aside as {aside.name}")
         return None
 
-    def load(self, path: Path, max_bytes: int | None = None) -> Checkpoint:
-        """Verify every file that a checkpoint needs, then read it. Nothing else is touched."""
+    def load(self, path: Path, max_bytes: int | None = None, sections: Collection[str] | None = None) -> Checkpoint:
+        """Verify every file that a checkpoint needs, then read it. Nothing else is touched.
+
+        With `sections`, only these are verified and read, and no replay.
+        """
         try:
-            checkpoint = self._load(path, max_bytes)
-        except CheckpointError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+            checkpoint = self._load(path, max_bytes, sections)
+        except CheckpointError as error:
+            raise CheckpointError(shown(str(error)[:200])) from None
+        except Exception as error:  # whatever a hostile file can make a reader raise
             text = str(error).splitlines()
-            raise CheckpointError(text[0][:200] if text else type(error).__name__) from None
-        if path.parent == self.folder:
+            raise CheckpointError(shown(text[0][:200]) if text else type(error).__name__) from None
+        if path.parent == self.folder and sections is None:
             self._segments = {
                 name: {entry["start"]: entry for entry in entries}
                 for name, entries in checkpoint.manifest.get("segments", {}).items()
             }
         return checkpoint
 
-    def _load(self, path: Path, max_bytes: int | None) -> Checkpoint:
+    def _load(self, path: Path, max_bytes: int | None, wanted: Collection[str] | None) -> Checkpoint:
         manifest = self._read_manifest(path)
         files, sections = manifest["files"], manifest["sections"]
-        segments = manifest.get("segments", {})
-        expected = {f"{section}.{ending}" for section in sections for ending in ("safetensors", "json")}
-        if set(files) != expected or not all(_FILE_NAME.fullmatch(name) for name in files):
+        expected = set(_files_of(sections))
+        if set(files) != expected:
             raise CheckpointError("the manifest's list of files does not fit its sections")
         if set(self.files.names(path)) != expected | {"manifest.json"}:
             raise CheckpointError("there are files that the manifest does not list, or some are missing")
-        total = sum(_size(entry) for entry in files.values())
-        total += sum(_size(entry) for entries in segments.values() for entry in entries)
+        segments = manifest.get("segments", {}) if wanted is None else {}
+        if wanted is not None:
+            if missing := set(wanted) - set(sections):
+                raise CheckpointError(f"it lacks {', '.join(sorted(missing))}")
+            sections = [section for section in sections if section in wanted]
+        files = {name: files[name] for name in _files_of(sections)}
+        total = sum(entry["size"] for entry in (*files.values(), *(e for own in segments.values() for e in own)))
         if max_bytes is not None and total > max_bytes:
             raise CheckpointError(f"it says that it has {total:,} bytes, more than the {max_bytes:,} this run can need")
         contents = {name: self._read_verified(path / name, entry) for name, entry in files.items()}
@@ -160,18 +171,17 @@ class CheckpointManager:
         if self.files.size(path / "manifest.json") > MAX_MANIFEST_BYTES:
             raise CheckpointError("manifest.json is too large")
         data = self.files.read(path / "manifest.json")
-        manifest = json.loads(data)
-        if not isinstance(manifest, dict) or not isinstance(manifest.get("format"), int):
+        manifest = read_json(data)
+        if not isinstance(manifest, dict):
             raise CheckpointError("manifest.json does not describe a checkpoint")
         manifest.pop("sha256", None)
         if _sealed(manifest) != data:  # to the byte: white space and order count, too
             raise CheckpointError("manifest.json does not match its digest")
-        if manifest["format"] > FORMAT:
-            raise CheckpointError(f"its format {manifest['format']} is newer than this rl-lab: install a newer one")
+        _check_manifest(manifest)
         return manifest
 
     def _read_verified(self, path: Path, entry: Mapping[str, Any]) -> bytes:
-        if self.files.size(path) != _size(entry):
+        if self.files.size(path) != entry["size"]:
             raise CheckpointError(f"{path.name} has another size than the manifest says")
         data = self.files.read(path)
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
@@ -179,8 +189,6 @@ class CheckpointManager:
         return data
 
     def _read_segment(self, buffer: str, entry: Mapping[str, Any]) -> Any:
-        if not _SEGMENT_NAME.fullmatch(entry["file"]) or not re.fullmatch(r"\w+", buffer):
-            raise CheckpointError(f"'{entry['file']}' is no name of a segment")
         data = self._read_verified(self._segment_folder(buffer) / entry["file"], entry)
         return decode(data, json.dumps(entry["columns"]).encode())
 
@@ -209,6 +217,8 @@ class CheckpointManager:
         return {"start": start, "file": path.name, "size": len(data), "sha256": digest, "columns": json.loads(plain)}
 
     def _segment_folder(self, buffer: str) -> Path:
+        if not _BUFFER_NAME.fullmatch(buffer):  # it would lead out of the run folder
+            raise CheckpointError(f"{buffer!r} is no name of a buffer")
         return self.run_folder / "replay" / buffer
 
     def _publish(self, target: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
@@ -225,7 +235,7 @@ class CheckpointManager:
         manifest = {
             "format": FORMAT,
             "meta": {"created_at": datetime.now(UTC).isoformat(), "run_id": self.run_folder.name},
-            "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
+            "versions": {name: installed_version(name) for name in PACKAGES} | {"python": platform.python_version()},
             "threads": torch.get_num_threads(),
             **facts,
             "sections": list(state),
@@ -271,14 +281,50 @@ class CheckpointManager:
                 self.files.remove(folder / name)
 
 
+def installed_version(package: str) -> str:
+    """Return the version of a package; one that is only on the path has none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
 def _sealed(manifest: Mapping[str, Any]) -> bytes:
     """Write a manifest with the digest of itself."""
     digest = hashlib.sha256(json.dumps(manifest, indent=1).encode()).hexdigest()
     return json.dumps({**manifest, "sha256": digest}, indent=1).encode()
 
 
-def _size(entry: Mapping[str, Any]) -> int:
-    size = entry["size"]
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-        raise CheckpointError("the manifest has a size that is no size")
-    return size
+def _files_of(sections: Iterable[str]) -> list[str]:
+    return [f"{section}.{ending}" for section in sections for ending in ("safetensors", "json")]
+
+
+def _check_manifest(manifest: Mapping[str, Any]) -> None:
+    """Refuse a manifest that is not of the form that `CheckpointManager` writes; its digest proves nothing."""
+    number = manifest.get("format")
+    if type(number) is not int or number < 1:
+        raise CheckpointError("manifest.json does not describe a checkpoint")
+    if number > FORMAT:
+        raise CheckpointError(f"its format {number} is newer than this rl-lab: install a newer one")
+    sections, files, segments = manifest["sections"], manifest["files"], manifest.get("segments", {})
+    well_formed = (
+        all(_SECTION_NAME.fullmatch(section) for section in sections)
+        and len(set(sections)) == len(sections)
+        and all(_is_entry(entry) for entry in files.values())
+        and all(_BUFFER_NAME.fullmatch(buffer) for buffer in segments)
+        and all(_is_segment(entry) for entries in segments.values() for entry in entries)
+        and all(isinstance(text, str) for text in manifest["versions"].values())
+        and type(manifest["threads"]) is int
+        and 1 <= manifest["threads"] <= MAX_THREADS
+    )
+    if not well_formed:
+        raise CheckpointError("manifest.json has an entry that is none")
+
+
+def _is_entry(entry: Mapping[str, Any]) -> bool:
+    return type(entry["size"]) is int and entry["size"] >= 0 and _DIGEST.fullmatch(entry["sha256"]) is not None
+
+
+def _is_segment(entry: Mapping[str, Any]) -> bool:
+    is_position = type(entry["start"]) is int and entry["start"] >= 0
+    return is_position and _is_entry(entry) and _SEGMENT_NAME.fullmatch(entry["file"]) is not None

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from rl_lab.core.workflow import Metrics
 from rl_lab.data.collector import ActFunction, RolloutCollector
 
@@ -73,12 +75,19 @@ class Evaluator:
         return max(self.history, key=lambda evaluation: evaluation.return_mean, default=None)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the history."""
-        return {"history": [asdict(evaluation) for evaluation in self.history]}
+        """Return the history, by column."""
+        columns = [asdict(evaluation) for evaluation in self.history]
+        return {name: np.array([entry[name] for entry in columns], kind) for name, kind in _COLUMNS.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Restore the history."""
+        columns = [np.asarray(state[name]).astype(kind).tolist() for name, kind in _COLUMNS.items()]
         self.history = [
-            Evaluation(entry["env_steps"], entry["agent_steps"], tuple(entry["returns"]), tuple(entry["lengths"]))
-            for entry in state["history"]
+            Evaluation(env_steps, agent_steps, tuple(returns), tuple(lengths))
+            for env_steps, agent_steps, returns, lengths in zip(*columns, strict=True)
         ]
+        if any(not evaluation.returns for evaluation in self.history):
+            raise ValueError("an evaluation without an episode")
+
+
+_COLUMNS = {"env_steps": np.int64, "agent_steps": np.int64, "returns": np.float64, "lengths": np.int64}

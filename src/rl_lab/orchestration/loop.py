@@ -196,12 +196,12 @@ def _update(
         result = method(phase=phase) if batch is None else method(batch, phase=phase)
         metrics, columns = _answer(result)
         collected.append(metrics)
-        if batch is not None and columns:
+        failed = [optimizer for optimizer in optimizers if optimizer.nonfinite]  # the step itself was not applied
+        if batch is not None and columns and not failed:
             source.write(batch.rows, columns)
-        for optimizer in optimizers:
-            if optimizer.nonfinite:  # the step itself was not applied
-                optimizer.nonfinite.zero_()
-                on_nonfinite(f"{hook.name} in phase '{phase.name}' met a loss or gradient that is not finite", batch)
+        for optimizer in failed:
+            optimizer.nonfinite.zero_()
+            on_nonfinite(f"{hook.name} in phase '{phase.name}' met a loss or gradient that is not finite", batch)
 
     if not workflow.takes_batch(hook.name):
         for _ in range(hook.times):

@@ -5,11 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import os
-import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +21,7 @@ from rl_lab.orchestration.loggers import MetricSums, prefixed
 from rl_lab.orchestration.loop import run_hook, training_loop
 from rl_lab.orchestration.recorder import Recorder
 from rl_lab.orchestration.run_parts import RunParts
+from rl_lab.orchestration.signals import stop_on_signal
 from rl_lab.orchestration.state_files import encode
 
 FINISHED, STOPPED = 0, 75  # exit codes
@@ -85,7 +83,7 @@ class Orchestrator:
         self._saved_at = self._started_at = time.monotonic()
         self._wall_before = 0.0  # seconds of earlier sessions
         self._steps_before = 0
-        self._signalled = 0
+        self._stopping = False
         self._cycles = 0
         self._phase = self.scheduler.current_phase().name
         self._is_online = {phase.name: phase.type == "online" for phase in self.scheduler.phases}
@@ -107,12 +105,12 @@ class Orchestrator:
         self._started_at = self._saved_at = time.monotonic()
         self.recorder.open(self._status(), env_steps=self.counters.env_steps, resumed=self.counters.actions > 0)
         try:
-            with self._signals():
+            with stop_on_signal([self.stop]):
                 if self.counters.actions == 0:
                     self.save()
                 while not self._run_events():
                     self._roll_back()
-                if self._signalled and not self.is_finished():
+                if self._stopping and not self.is_finished():
                     self.save(required=True)
                     self._write_summary(finished=False)
                     return STOPPED
@@ -120,6 +118,11 @@ class Orchestrator:
                 return FINISHED
         finally:
             self.recorder.close()
+
+    def stop(self) -> None:
+        """Ask the run to save and stop at the next action."""
+        self._stopping = True
+        self.recorder.message("stopping: the run is saved at the next action; Ctrl-C again aborts")
 
     def _loop(self) -> Iterator[Event]:
         step = functools.partial(run_hook, on_nonfinite=self._on_nonfinite, capture=self.capture)
@@ -131,7 +134,7 @@ class Orchestrator:
         try:
             for event in self._events:
                 self._consume(event)
-                if self._signalled or self.stopped_early:
+                if self._stopping or self.stopped_early:
                     break
         except RollBack:
             return False
@@ -413,23 +416,3 @@ class Orchestrator:
 
     def _wall_seconds(self) -> float:
         return self._wall_before + time.monotonic() - self._started_at
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Stop at the next action boundary on SIGTERM and the first Ctrl-C; the second Ctrl-C aborts at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def note(number: int, frame: Any) -> None:
-            self._signalled += 1
-            if self._signalled > 1 and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            self.recorder.message("stopping: the run is saved at the next action; Ctrl-C again aborts")
-
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

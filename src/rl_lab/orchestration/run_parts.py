@@ -17,6 +17,8 @@ from rl_lab.orchestration.evaluation import Evaluator
 from rl_lab.orchestration.loggers import MetricSums
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 
+WEIGHTS = ("components", "controllers", "workflow_custom")  # the sections that acting needs
+
 
 @dataclass
 class Counters:

@@ -12,22 +12,46 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-MAX_HEADER_BYTES = 8 * 2**20
+MAX_HEADER_BYTES = 4 * 2**20
 MAX_TENSORS = 20_000
+# Plain data is small: numbers by the thousand are tensors. In memory, a container or a text takes up to 80 times its
+# bytes in the file.
+MAX_JSON_BYTES = 16 * 2**20
+MAX_CONTAINERS = 250_000
+MAX_TEXTS = 500_000
 _MARKS = ("$tensor", "$array", "$tuple", "$items")
 
 
 def encode(state: Any) -> tuple[bytes, bytes]:
     """Return (safetensors, JSON) of nested dicts, lists, tuples, numbers, texts, tensors and arrays."""
     tensors: dict[str, Tensor] = {}
-    plain = _encode(state, "", tensors)
-    return save_safetensors(tensors), json.dumps(plain, allow_nan=False).encode()
+    plain = json.dumps(_encode(state, "", tensors), allow_nan=False).encode()
+    _check_plain(plain)
+    if len(tensors) > MAX_TENSORS:
+        raise ValueError(f"a state has {len(tensors):,} tensors, more than the {MAX_TENSORS:,} that can be read again")
+    return save_safetensors(tensors), plain
 
 
 def decode(tensors: bytes, plain: bytes) -> Any:
     """Return the state that `encode` was given; tensors are on the CPU."""
     _check_header(tensors)
-    return _decode(json.loads(plain), load_safetensors(tensors))
+    return _decode(read_json(plain), load_safetensors(tensors))
+
+
+def read_json(data: bytes) -> Any:
+    """Read JSON that a stranger may have written; what would cost far more than its size is refused."""
+    _check_plain(data)
+    return json.loads(data, parse_constant=_refuse_constant)
+
+
+def _check_plain(data: bytes) -> None:
+    num_containers, num_texts = data.count(b"[") + data.count(b"{"), data.count(b'"') // 2
+    if len(data) > MAX_JSON_BYTES or num_containers > MAX_CONTAINERS or num_texts > MAX_TEXTS:
+        raise ValueError(f"there is too much plain data ({len(data):,} bytes): use tensors for numbers")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"JSON has no {name}")
 
 
 def _check_header(data: bytes) -> None:
@@ -35,7 +59,7 @@ def _check_header(data: bytes) -> None:
     length = int.from_bytes(data[:8], "little")
     if len(data) < 8 or length > min(len(data) - 8, MAX_HEADER_BYTES):
         raise ValueError("a tensor file has an impossible header")
-    header = json.loads(data[8 : 8 + length])
+    header = read_json(data[8 : 8 + length])
     if not isinstance(header, dict) or len(header) > MAX_TENSORS:
         raise ValueError(f"a tensor file lists more than {MAX_TENSORS:,} tensors")
 

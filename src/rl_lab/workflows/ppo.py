@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.returns import gae
@@ -127,12 +128,12 @@ class PPOWorkflow(Workflow):
         return self.optimizer.step(losses, weights) | watched
 
     def _value_loss(self, values: Tensor, batch: Batch) -> Tensor:
-        error = (values - batch["returns"]).square()
-        if self.value_clip_range is not None:
-            limit = self.value_clip_range
-            clipped = batch["values"] + (values - batch["values"]).clamp(-limit, limit)
-            error = torch.maximum(error, (clipped - batch["returns"]).square())
-        return error.mean()
+        returns = batch["returns"]
+        if self.value_clip_range is None:
+            return F.mse_loss(values, returns)
+        limit = self.value_clip_range
+        clipped = batch["values"] + (values - batch["values"]).clamp(-limit, limit)
+        return torch.maximum((values - returns).square(), (clipped - returns).square()).mean()
 
 
 def _mean(collected: Sequence[Metrics], name: str) -> Tensor:

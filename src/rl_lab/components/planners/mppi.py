@@ -28,6 +28,8 @@ class Plan(NamedTuple):
 class MPPI:
     """Improves a Gaussian over action sequences by the model's returns; the policy's own sequences always compete."""
 
+    pure = ("refine", "returns")  # methods without chance, which may be compiled
+
     def __init__(
         self,
         action: Count,
@@ -80,15 +82,11 @@ class MPPI:
             free = (mean.unsqueeze(2) + std.unsqueeze(2) * draws).clamp(-1.0, 1.0)
             actions = torch.cat([proposed, free], 2)  # [E, H, N, A]
             rollout = rollout_dynamics_multi_step(starts, actions.transpose(0, 1), dynamics, reward, termination)
-            returns = self._returns(rollout.rewards, rollout.alive, value(rollout.latents[-1]), discount)
+            returns = self.returns(rollout.rewards, rollout.alive, value(rollout.latents[-1]), discount)
             elite_returns, elites = returns.topk(self.num_elites, 1)  # [E, K]
             index = elites[:, None, :, None].expand(-1, self.horizon, -1, self.action)
             elite_actions = actions.gather(2, index)  # [E, H, K, A]
-            weights = (self.temperature * (elite_returns - elite_returns.amax(1, keepdim=True))).exp()
-            weights = (weights / weights.sum(1, keepdim=True))[:, None, :, None]
-            mean = (weights * elite_actions).sum(2) / (weights.sum(2) + 1e-9)
-            variance = (weights * (elite_actions - mean.unsqueeze(2)).square()).sum(2) / (weights.sum(2) + 1e-9)
-            std = variance.sqrt().clamp(self.min_std, self.max_std)
+            mean, std, weights = self.refine(elite_actions, elite_returns)
         chosen = mean[:, 0] if self.select == "mean" else self._sample_elite(weights, elite_actions, generator)
         if explore:
             chosen = chosen + std[:, 0] * noise.normal(tuple(chosen.shape), latents, generator)
@@ -105,8 +103,16 @@ class MPPI:
                 latents = dynamics(latents, actions[-1])
         return torch.stack(actions, 1)
 
+    def refine(self, elite_actions: Tensor, elite_returns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return mean and deviation of the elites, weighed by their returns, and the weights [E, 1, K, 1]."""
+        weights = (self.temperature * (elite_returns - elite_returns.amax(1, keepdim=True))).exp()
+        weights = (weights / weights.sum(1, keepdim=True))[:, None, :, None]
+        mean = (weights * elite_actions).sum(2) / (weights.sum(2) + 1e-9)
+        variance = (weights * (elite_actions - mean.unsqueeze(2)).square()).sum(2) / (weights.sum(2) + 1e-9)
+        return mean, variance.sqrt().clamp(self.min_std, self.max_std), weights
+
     @staticmethod
-    def _returns(rewards: Tensor, alive: Tensor, last_values: Tensor, discount: float) -> Tensor:
+    def returns(rewards: Tensor, alive: Tensor, last_values: Tensor, discount: float) -> Tensor:
         """Return discounted sums [E, N] of rewards [H, E, N] and the value at the horizon; nothing after an end."""
         total, factor = torch.zeros_like(rewards[0]), 1.0
         for reward, living in zip(rewards, alive[:-1], strict=True):

@@ -1,0 +1,118 @@
+"""Targets: the classes and functions that a configuration may name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rl_lab.core.errors import UserError
+
+# Only what is *defined* below these may be built: a dotted path alone can lead anywhere
+# (torch.nn.functional.torch.load resolves).
+OUR_PACKAGES = ("rl_lab.components", "rl_lab.core.schedules", "rl_lab.data", "rl_lab.workflows")
+ALLOWED_PACKAGES = (*OUR_PACKAGES, "torch.nn", "torch.optim")
+# Of torch only modules, optimisers and nn.functional, under the names that it publishes: further inside are functions
+# that import any module by its name (torch.nn.attention._fa4).
+TORCH_NAMESPACES = ("torch.nn", "torch.nn.functional", "torch.optim")
+
+
+def resolve_target(node: Any, key: str, allow: Sequence[str] = ()) -> Callable[..., Any]:
+    """Return the class or function that a node names, if it may be used."""
+    if not isinstance(node, Mapping) or not isinstance(node.get("_target_"), str):
+        raise UserError(
+            "a node with a _target_ is expected here",
+            key=key,
+            value=node,
+            remedy="choose one by name, or write {_target_: package.module.Class, ...}",
+        )
+    path, key = node["_target_"], f"{key}._target_"
+    packages = (*ALLOWED_PACKAGES, *allow)
+    refusal = UserError(
+        "this target may not be used",
+        key=key,
+        value=path,
+        valid=packages,
+        remedy="use something defined in these packages (of torch: modules, optimisers, nn.functional), "
+        "or allow another one with --allow PACKAGE",
+    )
+    module_path, _, name = path.rpartition(".")
+    if not _may_be_imported(path, module_path, allow):
+        raise refusal
+    module = _import(module_path, path, key)
+    if not hasattr(module, name):
+        names = [
+            entry
+            for entry, value in vars(module).items()
+            if _is_target(value) and _may_be_called(value, allow) and entry[0] != "_"
+        ]
+        raise UserError(f"'{module_path}' has no '{name}'", key=key, value=name, valid=names, remedy="correct the name")
+    target = getattr(module, name)
+    if not _is_target(target) or not _may_be_called(target, allow):
+        raise refusal
+    return typing.cast(Callable[..., Any], target)
+
+
+def _may_be_imported(path: str, module_path: str, allow: Sequence[str]) -> bool:
+    if _within(path, allow):
+        return True
+    is_public = not any(name.startswith("_") for name in path.split("."))
+    return is_public and (_within(path, OUR_PACKAGES) or module_path in TORCH_NAMESPACES)
+
+
+def _may_be_called(target: Any, allow: Sequence[str]) -> bool:
+    defined = f"{target.__module__}.{target.__name__}"
+    if _within(defined, (*OUR_PACKAGES, *allow)):
+        return True
+    is_part = inspect.isclass(target) and issubclass(target, (nn.Module, torch.optim.Optimizer))
+    return _within(defined, ALLOWED_PACKAGES) and (is_part or target.__module__ == "torch.nn.functional")
+
+
+def _import(module_path: str, path: str, key: str) -> types.ModuleType:
+    try:
+        return importlib.import_module(module_path)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_path
+        if module_path == missing or module_path.startswith(f"{missing}."):
+            parent = missing.rpartition(".")[0]
+            raise UserError(
+                f"there is no module '{missing}'",
+                key=key,
+                value=missing,
+                valid=_modules_in(parent),
+                remedy=f"correct the path: package.module.Class, in one of {', '.join(ALLOWED_PACKAGES)}",
+            ) from None
+        raise UserError(
+            f"'{module_path}' needs the package '{missing}', which is not installed",
+            key=key,
+            value=path,
+            remedy=f"pip install {missing.partition('.')[0]}",
+        ) from None
+    except Exception as error:
+        raise UserError(
+            f"the module cannot be imported: {type(error).__name__}: {error}",
+            key=key,
+            value=path,
+            remedy=f"python -c 'import {module_path}' must work",
+        ) from error
+
+
+def _modules_in(package: str) -> list[str]:
+    module = importlib.import_module(package) if package else None
+    paths = getattr(module, "__path__", [])  # a plain module contains none
+    return [f"{package}.{entry.name}" for entry in pkgutil.iter_modules(paths)]
+
+
+def _is_target(value: Any) -> bool:
+    return inspect.isclass(value) or inspect.isfunction(value)
+
+
+def _within(path: str, packages: Sequence[str]) -> bool:
+    return any(path.startswith(f"{package}.") for package in packages)
