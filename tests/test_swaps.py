@@ -21,7 +21,6 @@ OPTIMIZERS = {
     "sgd": "{_target_: torch.optim.SGD, lr: 1e-3, momentum: 0.9}",
     "rmsprop": "{_target_: torch.optim.RMSprop, lr: 1e-3}",
 }
-REPLACED = ["~optimizers.agent.optimizer", "~optimizers.agent.learning_rate"]
 TOY = [
     *("experiment.device=cpu", "environment.num_envs=2", "environment.max_episode_steps=12"),
     *("evaluation.episodes=2", "training.phases.0.workflow_hooks.0.collect=8"),
@@ -96,6 +95,11 @@ def _meets(row: Mapping[str, str], missing: set) -> int:
     return sum(all(row.get(name) == choice for name, choice in pair) for pair in missing)
 
 
+def trained(names: str) -> list[str]:
+    """Make room for an optimiser: a node is replaced as a whole, or arguments of the old one would stay."""
+    return ["~optimizers.agent", f"+optimizers.agent={{trains: [{names}], max_grad_norm: 10.0}}"]
+
+
 def words(factors: Factors, row: Mapping[str, str]) -> list[str]:
     return [word for name, choice in row.items() for word in factors[name][choice]]
 
@@ -131,15 +135,16 @@ def test_every_two_choices_meet():
 @pytest.mark.parametrize("row", pairwise(DQN), ids=label)
 def test_dqn(row):
     toy = [*TOY, "buffer.capacity=64", "buffer.min_size=8", "buffer.batch_size=8"]
-    choices = words(DQN, row)
-    events = run(["experiment=dqn_cartpole", *REPLACED, *choices, *toy, "buffer.window=${algorithm.n_step}"])
+    events = run(["experiment=dqn_cartpole", *trained("q_network"), *words(DQN, row), *toy])
     assert {event.hook for event in events} == {"collect", "update_controller"}
 
 
 @pytest.mark.parametrize("row", pairwise(PPO), ids=label)
 def test_ppo(row):
     hidden = [f"controllers.{role}.network.hidden=[16]" for role in ("actor", "critic")]
-    events = run(["experiment=ppo_cartpole", *REPLACED, *words(PPO, row), *TOY, *hidden, "workflow.num_epochs=2"])
+    events = run(
+        ["experiment=ppo_cartpole", *trained("actor,critic"), *words(PPO, row), *TOY, *hidden, "workflow.num_epochs=2"]
+    )
     assert events[1].metrics["approx_kl"] < 10.0
 
 
@@ -154,18 +159,16 @@ def test_the_environment_is_swapped_by_its_id(experiment, environment):
 
 
 def test_gymnasiums_cart_pole_is_ours():
-    """The same run on Gymnasium's cart-pole and on ours, step for step the same world, brings the same numbers."""
-    rewards = []
+    """The same run on Gymnasium's cart-pole and on ours, step for step the same world, sees the same episodes."""
+    lengths = []
     for environment in ("tiny/CartPole", "CartPole-v1"):
-        experiment = build_experiment(
-            compose(["experiment=ppo_cartpole", f"environment.id={environment}", "environment.num_envs=1"]),
-            Path("unwritten"),
-        )
+        composed = compose(["experiment=ppo_cartpole", f"environment.id={environment}", "environment.num_envs=2"])
+        experiment = build_experiment(composed, Path("unwritten"))
         result = experiment.collector.collect(experiment.workflow.act, 200)
-        rewards.append((result.extras["episode_lengths"], result.trajectory.rewards.sum().item()))
+        lengths.append(result.extras["episode_lengths"])
         experiment.close()
-    assert rewards[0][1] == rewards[1][1] == 200.0
-    assert len(rewards[0][0]) > 3
+    assert lengths[0] == lengths[1]
+    assert len(lengths[0]) > 5
 
 
 def test_a_swap_on_the_command_line(tmp_path, monkeypatch):
@@ -178,7 +181,7 @@ def test_a_swap_on_the_command_line(tmp_path, monkeypatch):
             "algorithm.n_step=2",
             "environment.id=CartPole-v1",
         ),
-        *("~optimizers.agent.learning_rate", "~optimizers.agent.optimizer"),
+        *trained("q_network"),
         *("+optimizers.agent.optimizer={_target_: torch.optim.SGD, lr: 0.01}", "buffer.min_size=64"),
         *("training.total_timesteps=200", "evaluation.episodes=1", "--run-dir", "run", "--quiet"),
     ]

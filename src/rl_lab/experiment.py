@@ -17,6 +17,7 @@ from rl_lab.core.seeding import SeedTree
 from rl_lab.core.workflow import Workflow
 from rl_lab.data.collector import RolloutCollector
 from rl_lab.data.sources import Source
+from rl_lab.envs.pool import WorkerPool
 from rl_lab.orchestration.checkpoint import CheckpointManager
 from rl_lab.orchestration.dashboard import Dashboard
 from rl_lab.orchestration.evaluation import Evaluator
@@ -78,6 +79,7 @@ class Experiment:
 
     def parts(self) -> RunParts:
         """Return what the loop works with."""
+        environments = self.collector.environments
         return RunParts(
             workflow=self.workflow,
             scheduler=self.scheduler,
@@ -90,6 +92,7 @@ class Experiment:
             optimizers=self.optimizers,
             counters=self.counters,
             sums=self.sums,
+            incidents=environments.incidents if isinstance(environments, WorkerPool) else (),
         )
 
     def max_checkpoint_bytes(self) -> int:

@@ -85,6 +85,8 @@ def test_flags_of_train_and_their_defaults(seen):
         "run_dir": None,
         "new": False,
         "seeds": None,
+        "together": False,
+        "warm_start": False,
         "allow": [],
         "quiet": False,
     }

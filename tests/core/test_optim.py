@@ -155,6 +155,58 @@ def test_parameters_that_are_frozen_or_absent():
         Optimizer(module.parameters(), FUSED["Adam"])
 
 
+@pytest.mark.parametrize("name", ["Adam", "Adam amsgrad", "AdamW"])
+def test_adam_moves_bit_for_bit_as_by_its_own_step(name):
+    """Our Adam step calls the kernel without what torch does around it."""
+    ours, theirs = network(), network()
+    rates = {ours[0].weight: 0.3, ours[0].bias: 0.3}
+    optimizer = Optimizer(ours.parameters(), EVERY[name], rates=rates)
+    groups = [{"params": theirs[0].parameters(), "lr": 0.05 * 0.3}, {"params": theirs[2].parameters()}]
+    by_hand = EVERY[name](groups, fused=True)
+    for seed in range(6):
+        optimizer.step(losses_of(ours, seed))
+        by_hand.zero_grad()
+        sum(losses_of(theirs, seed).values()).backward()
+        by_hand.step()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b)
+    for mine, other in zip(optimizer.torch_optimizer.state.values(), by_hand.state.values(), strict=True):
+        assert mine.keys() == other.keys()
+        assert all(torch.equal(mine[key], other[key]) for key in mine)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_parameter_without_a_gradient_is_left_alone(name):
+    module = network()
+    rates = dict.fromkeys(module[0].parameters(), 0.5)  # a group of its own, then without any gradient
+    optimizer = Optimizer(module.parameters(), EVERY[name], max_grad_norm=1.0, rates=rates)
+    for seed in range(2):
+        optimizer.step(losses_of(module, seed))
+    before = snapshot(optimizer)
+    optimizer.step({"last": module[2](torch.ones(1, 5)).sum()})
+    after = snapshot(optimizer)
+    for i in (0, 1):
+        assert torch.equal(after[0][i], before[0][i])
+        for key, value in before[1]["state"].get(i, {}).items():
+            assert value is None or torch.equal(after[1]["state"][i][key], value)
+    assert not torch.equal(after[0][2], before[0][2])
+
+
+def test_a_loss_with_weight_zero_is_reported_and_does_nothing():
+    with_zero, without = network(), network()
+    losses = losses_of(with_zero, 0)
+    metrics = Optimizer(with_zero.parameters(), FUSED["Adam"]).step(losses, {"entropy": 0.0})
+    assert torch.equal(metrics["entropy_loss"], losses["entropy"].detach())
+    others = losses_of(without, 0)
+    del others["entropy"]
+    assert torch.equal(Optimizer(without.parameters(), FUSED["Adam"]).step(others)["loss"], metrics["loss"])
+    for a, b in zip(with_zero.parameters(), without.parameters(), strict=True):
+        assert torch.equal(a, b)
+    nothing = network()
+    Optimizer(nothing.parameters(), FUSED["SGD"]).step(losses_of(nothing, 0), dict.fromkeys(losses, 0))
+    assert torch.equal(nothing[0].weight, network()[0].weight)
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("steps_before", [0, 3])
 @pytest.mark.parametrize("name", EVERY)

@@ -11,7 +11,12 @@ from rl_lab import cli
 from rl_lab.data.replay import Ring
 
 SMALL = (
-    *("evaluation.episodes=1", "evaluation.every=100000", "environment.max_episode_steps=20", "logging.tensorboard=false"),
+    *(
+        "evaluation.episodes=1",
+        "evaluation.every=100000",
+        "environment.max_episode_steps=20",
+        "logging.tensorboard=false",
+    ),
     *("experiment.device=cpu", "checkpoint.every_steps=1"),
 )
 DQN = ("dqn_cartpole", "buffer.min_size=32", "buffer.batch_size=16", "components.q_network.hidden=[16]", *SMALL)

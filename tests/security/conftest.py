@@ -7,6 +7,7 @@ import pytest
 
 import rl_lab
 from rl_lab import cli
+from rl_lab.composition import load_experiment
 from tests.security.artefacts import make_runs
 from tests.security.sandbox import run_guarded
 
@@ -27,6 +28,7 @@ def lab(tmp_path_factory) -> Path:
             importlib.import_module(name)
         except ImportError:
             continue  # not a module of its own
+    load_experiment("dqn_cartpole")  # Hydra loads its plug-ins once in a process
     return folder
 
 

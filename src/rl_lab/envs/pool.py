@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -110,7 +111,7 @@ class WorkerPool(VectorEnv):
             rows = [row for row in worker.rows if mask[row]]
             for row in rows:
                 if seeds[row] is None and not self._history.knows(row):
-                    seeds[row] = int(np.random.SeedSequence().generate_state(1)[0])  # chance, but known to us
+                    seeds[row] = secrets.randbits(32)  # chance, but known to us
             if rows:
                 requests[index] = Request("reset", rows, seeds=[seeds[row] for row in rows], options=others)
         answers = self._ask(requests)

@@ -15,6 +15,7 @@ from rl_lab.core.batch import Batch
 from rl_lab.core.capture import HookCapture, device_stream
 from rl_lab.core.errors import RunError
 from rl_lab.core.workflow import Event
+from rl_lab.envs.pool import EnvironmentFault
 from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointManager
 from rl_lab.orchestration.dashboard import Dashboard, Status
 from rl_lab.orchestration.loggers import MetricSums, prefixed
@@ -90,6 +91,7 @@ class Orchestrator:
         self._shown: dict[str, float] = {}
         self._failed_saves = 0
         self._rollbacks = 0
+        self._num_incidents = 0
         self.capture = HookCapture(parts.seeds.generators) if settings.captures else None
         if self.capture is not None:
             parts.evaluator.act = self.capture.act(parts.workflow.act)
@@ -138,6 +140,8 @@ class Orchestrator:
                     break
         except RollBack:
             return False
+        except EnvironmentFault as fault:
+            raise RunError(f"{fault}\nThe last good checkpoint is intact.") from fault
         return True
 
     def train_step(self) -> dict[str, float]:
@@ -297,6 +301,9 @@ class Orchestrator:
         return ended
 
     def _end_cycle(self, *, online: bool) -> None:
+        for incident in self.parts.incidents[self._num_incidents :]:
+            self.recorder.warn(incident)
+        self._num_incidents = len(self.parts.incidents)
         steps, updates = self.counters.agent_steps, self.counters.updates
         since = steps - self._logged_steps if online else updates - self._logged_updates
         if since >= self.settings.log_every:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +84,7 @@ class RunParts(AgentParts):
     optimizers: Mapping[str, Optimizer] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
     sums: MetricSums = field(default_factory=MetricSums)
+    incidents: Sequence[str] = ()  # grows when a worker process had to be replaced
 
     def get_state(self) -> dict[str, Any]:
         """Return everything, except the replay history that is saved in segments."""

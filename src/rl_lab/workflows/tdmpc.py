@@ -106,11 +106,7 @@ class TDMPCWorkflow(Workflow):
             "reward": (reward_errors * rhos).sum() / horizon,
             "value": (value_errors * rhos).sum() / horizon,
         }
-        weights = {
-            "consistency": self.consistency_weight,
-            "reward": self.reward_weight,
-            "value": self.value_weight,
-        }
+        weights = {"consistency": self.consistency_weight, "reward": self.reward_weight, "value": self.value_weight}
         if self.termination is not None:
             ends = self.termination(predicted[1:]).squeeze(-1)
             losses["termination"] = F.binary_cross_entropy_with_logits(ends, batch.terminated.to(ends.dtype))
