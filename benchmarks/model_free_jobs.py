@@ -141,7 +141,7 @@ def overrides(job: Job) -> list[str]:
             f"buffer.batch_size={knobs['batch_size']}",
             f"buffer.min_size={first - every}",
             f"components.q_network.hidden={knobs['hidden']}",
-            f"optimizers.agent.optimizer.lr={knobs['learning_rate']}",
+            f"optimizers.agent.learning_rate={knobs['learning_rate']}",
             f"workflow.epsilon={linear(1.0, knobs['final_epsilon'], int(knobs['exploration_fraction'] * steps))}",
             f"workflow.gamma={knobs['gamma']}",
             "workflow.target_rate=1.0",

@@ -33,7 +33,6 @@ GROUP_FILES = sorted(
     for path in PACKAGE_CONFIGS.rglob("*.yaml")
     if path.parent not in (PACKAGE_CONFIGS, PACKAGE_CONFIGS / "experiment")
 )
-OFF_POLICY = ("rl_lab.workflows.dqn.DQNWorkflow",)
 
 
 @pytest.fixture(autouse=True)
@@ -85,8 +84,13 @@ def toy(name: str, cycles: int = 3) -> DictConfig:
             {"collect": 8} if hook == "collect" or "collect" in hook else hook for hook in phase.workflow_hooks
         ]
     for node in nodes_of_config(config):
-        if "hidden" in node:
-            node.hidden = [8] * len(node.hidden)
+        for key in node:
+            if str(key).endswith("hidden") and not OmegaConf.is_interpolation(node, key):
+                node[key] = [16] * len(node[key])
+        if "latent" in node:
+            node.latent = 16
+        if "planners" in str(node.get("_target_")):
+            node.update(num_samples=32, num_elites=4, num_iterations=1)
         if "min_size" in node:
             node.min_size, node.capacity, node.batch_size = 4, 64, 4
     return config
@@ -119,15 +123,16 @@ def test_experiment_composes_resolves_validates_and_binds(name):
 
 
 def test_experiment_dry_runs_quickly(name, elsewhere, capsys):
-    main(["train", name, "--dry-run"])  # whatever is slow once per process
+    words = ["train", name, "training.total_timesteps=5000", "--dry-run"]
+    main(words)  # whatever is slow once per process
     start = time.process_time()
     capsys.readouterr()
-    assert main(["train", name, "--dry-run"]) == 0
-    seconds = time.process_time() - start
+    assert main(words) == 0
+    ours = load_experiment(name).environment.id.startswith("tiny/")  # other worlds may take long to make
+    assert time.process_time() - start < (1.0 if ours else 10.0)
     text = capsys.readouterr().out
     assert "collect" in text
-    actions = int(re.search(r"agent steps, .* ([\d,]+) actions", text).group(1).replace(",", ""))
-    assert seconds < 1.0 + 2e-4 * actions  # a long curriculum is walked through, action by action
+    assert re.search(r"in all [\d,]+ agent steps, [\d,]+ updates, [\d,]+ actions", text)
     assert list(elsewhere.iterdir()) == []
 
 
@@ -153,17 +158,15 @@ def test_experiment_says_what_it_is(name):
 
 
 def test_off_policy_experiments_update_by_ratio(name):
-    config = resolve(fill_dims(load_experiment(name)))
-    if config["workflow"]["_target_"] in OFF_POLICY:
-        hooks = [hook for phase in config["training"]["phases"] for hook in phase["workflow_hooks"]]
-        updates = [
-            options for hook in hooks if isinstance(hook, dict) for key, options in hook.items() if key != "collect"
-        ]
+    """So that the number of environments does not silently change the algorithm."""
+    config = parse_config(fill_dims(load_experiment(name)))
+    phases = config.phases()
+    if not resolve_target(config.workflow, "workflow").on_policy:
+        updates = [hook for phase in phases if phase.type == "online" for hook in phase.hooks if hook.is_update]
         assert updates
-        assert all("ratio" in options for options in updates)
-    for phase in config["training"]["phases"]:
-        if len(config["training"]["phases"]) == 1:
-            assert phase["duration_steps"] == config["training"]["total_timesteps"]
+        assert all(hook.ratio is not None for hook in updates)
+    if len(phases) == 1:
+        assert phases[0].duration_steps == config.training.total_timesteps
 
 
 DIMS = {"observation": 4, "action": 2, "latent": 6}
@@ -201,12 +204,20 @@ def test_models_can_be_chosen(model, environment):
 
 
 def test_every_group_file_can_be_chosen_in_an_experiment():
-    choices = [name.rpartition("/") for name in GROUP_FILES]
-    for group, _, choice in choices:
-        key = {"controller": "+controller@controllers.x", "buffer": "buffer"}.get(group, f"+{group}")
-        key = {"model": "model", "workflow": "workflow", "environment": "environment"}.get(group, key)
-        composed = compose(["experiment=ppo_cartpole", f"{key}={choice}"])
-        assert composed.experiment.name == "ppo_cartpole"
+    """Several at once, because composing takes a tenth of a second."""
+    groups: dict[str, list[str]] = {}
+    for path in GROUP_FILES:
+        group, _, choice = path.rpartition("/")
+        groups.setdefault(group, []).append(choice)
+    for turn in range(max(map(len, groups.values()))):
+        overrides = ["experiment=ppo_cartpole"]
+        for group, choices in groups.items():
+            key = {"controller": "+controller@controllers.x"}.get(group, f"+{group}" if "/" in group else group)
+            overrides.append(f"{key}={choices[turn % len(choices)]}")
+        composed = compose(overrides)
+        assert composed.environment.id
+        assert composed.controllers.x._target_
+        assert composed.components.encoder._target_
 
 
 def printed(words: list[str], capsys) -> dict[str, Any]:
