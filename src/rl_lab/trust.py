@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
@@ -116,9 +117,7 @@ def read_text(path: Path, max_bytes: int) -> str:
 def _read(path: Path) -> tuple[DictConfig, Any]:
     check_folder(path.parent)
     try:
-        text = read_text(path, MAX_CONFIG_BYTES)
-        _check_events(text, path)
-        config = OmegaConf.create(text)
+        config = OmegaConf.create(_SavedLoader(read_text(path, MAX_CONFIG_BYTES)).get_single_data())
         plain = OmegaConf.to_container(config, resolve=False)
     except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -131,22 +130,23 @@ def _read(path: Path) -> tuple[DictConfig, Any]:
     return config, plain
 
 
-def _check_events(text: str, path: Path) -> None:
-    """Refuse YAML that grows when it is read (aliases), that asks for objects (tags), and absurdly deep or long one."""
+class _SavedLoader(get_yaml_loader()):  # type: ignore[misc]
+    """Reads YAML, but none that grows when it is read (aliases), asks for objects (tags), or is too deep or long."""
+
     depth = num_nodes = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
         if isinstance(event, yaml.AliasEvent):
-            raise UserError("a saved configuration may not use YAML aliases", key=str(path))
-        if isinstance(event, (yaml.ScalarEvent, yaml.CollectionStartEvent)):
-            num_nodes += 1
-            if event.tag is not None:
-                raise UserError("a saved configuration may not use YAML tags", key=str(path), value=event.tag)
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > MAX_DEPTH or num_nodes > MAX_NODES:
-            raise UserError("the configuration is too deep or too long to be one", key=str(path))
+            raise yaml.YAMLError("a saved configuration may not use YAML aliases")
+        if event.tag is not None:
+            raise yaml.YAMLError(f"a saved configuration may not use YAML tags, such as {event.tag}")
+        self.depth, self.num_nodes = self.depth + 1, self.num_nodes + 1
+        if self.depth > MAX_DEPTH or self.num_nodes > MAX_NODES:
+            raise yaml.YAMLError("it is too deep or too long to be one")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 def _resolvers(key: str, value: Any) -> Iterator[str]:
@@ -182,8 +182,9 @@ class _Growth:
                 entries = node.items() if isinstance(node, Mapping) else enumerate(node)
                 self.sizes[place] = sum(self.size(entry, (*place, name)) for name, entry in entries)
             else:
-                keys = [found["key"] for found in _references(".".join(map(str, place)), node) if found["key"]]
-                self.sizes[place] = len(str(node)) + sum(REFERENCE_COST + self._referred(key, place) for key in keys)
+                found = list(_references(".".join(map(str, place)), node))
+                referred = (self._referred(entry["key"], place) for entry in found if entry["key"] is not None)
+                self.sizes[place] = len(str(node)) + len(found) * REFERENCE_COST + sum(referred)
         return self.sizes[place]
 
     def _referred(self, key: str, place: tuple[Any, ...]) -> int:

@@ -1,30 +1,34 @@
 """SEC1: hostile checkpoints, exports and run folders are refused: nothing runs, nothing outside is touched."""
 
+import contextlib
+import functools
 import hashlib
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 
 import rl_lab
 from rl_lab import cli
+from rl_lab.composition import compose
 from rl_lab.core.errors import UserError
+from rl_lab.runs import run_training
 from tests.security import artefacts
 from tests.security.artefacts import newest
 from tests.security.hostile_checkpoints import HARMLESS, RUNS, STATES, WEIGHTS
 from tests.security.sandbox import Report, run_guarded
 
-AGAIN = ("train", *artefacts.DQN, f"training.total_timesteps={artefacts.STEPS}", "--quiet", "--run-dir", "again")
-
 
 @dataclass(frozen=True)
 class Door:
-    """A way to load a checkpoint: what is tampered with, and the call."""
+    """A way to load a checkpoint: what is tampered with, and the call on the tampered run and its checkpoint."""
 
     artefact: str
     place: Callable[[Path], Path]
-    words: tuple[str, ...]  # RUN and CHECKPOINT stand for paths
+    call: Callable[[Path, Path], int]
     falls_back: bool = False  # to the checkpoint before
 
 
@@ -36,33 +40,63 @@ def agent(export: Path) -> Path:
     return export / "agent"
 
 
-DOORS = {
-    "resume": Door("dqn", newest, ("resume", "RUN", "--quiet"), falls_back=True),
-    "eval": Door("dqn", best, ("eval", "RUN", "--episodes", "1")),
-    "eval the last": Door("dqn", newest, ("eval", "RUN", "--episodes", "1", "--checkpoint", "last"), falls_back=True),
-    "export": Door("dqn", best, ("export", "RUN", "out")),
-    "export the last": Door("dqn", newest, ("export", "RUN", "out", "--checkpoint", "last"), falls_back=True),
-    "resume_path": Door("dqn", newest, (*AGAIN, "training.resume_path=CHECKPOINT")),
-    "warm start": Door("dqn", newest, (*AGAIN, "training.resume_path=CHECKPOINT", "--warm-start")),
-    "warm start from best": Door("dqn", best, (*AGAIN, "training.resume_path=CHECKPOINT", "--warm-start")),
-    "load_policy": Door("dqn_export", agent, ("load_policy", "RUN")),
-}
-OTHERS = [name for name in DOORS if name != "load_policy"]
+def command(*words: str) -> Callable[[Path, Path], int]:
+    return lambda run, checkpoint: cli.main([word.replace("RUN", str(run)) for word in words])
 
 
-def spread(names: list[str]) -> list[tuple[str, str]]:
-    """Give every case to `load_policy` and, in turn, to one of the other doors."""
-    turns = [(name, OTHERS[i % len(OTHERS)]) for i, name in enumerate(names)]
-    return [pair for name, other in turns for pair in ((name, "load_policy"), (name, other))]
+def start_from(*, warm: bool) -> Callable[[Path, Path], int]:
+    """What `rl-lab train ... training.resume_path=CHECKPOINT --run-dir again` does once it is composed."""
+
+    def call(run: Path, checkpoint: Path) -> int:
+        composed = again().copy()
+        composed.training.resume_path = str(checkpoint)
+        with told():
+            return run_training(composed, run_dir=Path("again"), quiet=True, warm_start=warm).code
+        return 2
+
+    return call
 
 
-def load_policy(folder: str) -> int:
+@functools.cache
+def again() -> DictConfig:
+    return compose(
+        [f"experiment={artefacts.DQN[0]}", *artefacts.DQN[1:], f"training.total_timesteps={artefacts.STEPS}"]
+    )
+
+
+def load_policy(folder: Path, checkpoint: Path) -> int:
+    with told():
+        return 0 if rl_lab.load_policy(folder) else 1
+    return 2
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Print a user's mistake, as the command line does."""
     try:
-        rl_lab.load_policy(folder)
+        yield
     except UserError as error:
         print(f"error: {error}")
-        return 2
-    return 0
+
+
+DOORS = {
+    "load_policy": Door("dqn_export", agent, load_policy),
+    "resume": Door("dqn", newest, command("resume", "RUN", "--quiet"), falls_back=True),
+    "eval": Door("dqn", best, command("eval", "RUN", "--episodes", "1")),
+    "export the last": Door("dqn", newest, command("export", "RUN", "out", "--checkpoint", "last"), falls_back=True),
+    "resume_path": Door("dqn", newest, start_from(warm=False)),
+    "eval the last": Door(
+        "dqn", newest, command("eval", "RUN", "--episodes", "1", "--checkpoint", "last"), falls_back=True
+    ),
+    "warm start": Door("dqn", newest, start_from(warm=True)),
+    "export": Door("dqn", best, command("export", "RUN", "out")),
+    "warm start from best": Door("dqn", best, start_from(warm=True)),
+}
+
+
+def in_turn(names: Iterable[str], doors: Iterable[str]) -> list[tuple[str, str]]:
+    """Give each case to one of the doors: behind them is one store, and every door sees cases of every kind."""
+    return list(zip(names, itertools.cycle(doors)))
 
 
 def enter(door: Door, tamper: Callable[[Path], None], lab: Path, tmp_path: Path, *, at_run: bool = False) -> Report:
@@ -70,11 +104,10 @@ def enter(door: Door, tamper: Callable[[Path], None], lab: Path, tmp_path: Path,
     copied = artefacts.copy(lab / door.artefact, tmp_path / "artefact")
     checkpoint = door.place(copied)
     tamper(copied if at_run else checkpoint)
-    words = [word.replace("RUN", str(copied)).replace("CHECKPOINT", str(checkpoint)) for word in door.words]
     victim = tmp_path / "victim"
     before = digests(victim)
     report = run_guarded(
-        lambda: load_policy(words[1]) if words[0] == "load_policy" else cli.main(words),
+        lambda: door.call(copied, checkpoint),
         cwd=tmp_path,
         writable=[copied, tmp_path / "again", tmp_path / "out"],
         untouchable=[victim],
@@ -96,25 +129,19 @@ def check_refused(report: Report, door: Door) -> None:
 
 @pytest.mark.parametrize("name", DOORS)
 def test_every_door_opens_for_a_good_one(name, lab, tmp_path, victim):
-    enter(DOORS[name], lambda folder: None, lab, tmp_path).check(0)
-
-
-@pytest.mark.parametrize("name", DOORS)
-def test_every_door_opens_for_one_that_is_sealed_again(name, lab, tmp_path, victim):
     report = enter(DOORS[name], artefacts.seal, lab, tmp_path)
     report.check(0)
     assert "set aside" not in report.output
 
 
-@pytest.mark.parametrize(("case", "door"), spread(list(WEIGHTS)))
+@pytest.mark.parametrize(("case", "door"), in_turn(WEIGHTS, DOORS))
 def test_weights(case, door, lab, tmp_path, victim):
     check_refused(enter(DOORS[door], WEIGHTS[case], lab, tmp_path), DOORS[door])
 
 
-@pytest.mark.parametrize("case", STATES)
-def test_states(case, lab, tmp_path, victim):
-    door = DOORS["resume_path" if len(case) % 4 == 0 else "resume"]
-    check_refused(enter(door, STATES[case], lab, tmp_path), door)
+@pytest.mark.parametrize(("case", "door"), in_turn(STATES, ("resume", "resume_path")))
+def test_states(case, door, lab, tmp_path, victim):
+    check_refused(enter(DOORS[door], STATES[case], lab, tmp_path), DOORS[door])
 
 
 @pytest.mark.parametrize("case", RUNS)
@@ -122,15 +149,15 @@ def test_run_folders(case, lab, tmp_path, victim):
     check_refused(enter(DOORS["resume"], RUNS[case], lab, tmp_path, at_run=True), DOORS["resume"])
 
 
-@pytest.mark.parametrize("door", ["eval", "export the last", "resume_path", "warm start"])
-@pytest.mark.parametrize("case", [case for case in RUNS if "link" in case or "pipe" in case])
-def test_run_folders_at_other_doors(case, door, lab, tmp_path, victim):
-    if door == "eval" or "configuration" in case:
-        check_refused(enter(DOORS[door], RUNS[case], lab, tmp_path, at_run=True), DOORS[door])
+LINKS = [case for case in RUNS if "behind" in case or "pipe" in case]
 
 
-@pytest.mark.parametrize("door", ["resume", "export"])
-@pytest.mark.parametrize("case", HARMLESS)
+@pytest.mark.parametrize(("case", "door"), in_turn(LINKS, ("eval", "export", "warm start", "resume_path")))
+def test_links_at_other_doors(case, door, lab, tmp_path, victim):
+    check_refused(enter(DOORS[door], RUNS[case], lab, tmp_path, at_run=True), DOORS[door])
+
+
+@pytest.mark.parametrize(("case", "door"), in_turn(HARMLESS, ("resume", "export the last")))
 def test_odd_and_harmless(case, door, lab, tmp_path, victim):
     enter(DOORS[door], HARMLESS[case], lab, tmp_path, at_run=True).check(0)
 
