@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -80,19 +81,34 @@ def test_nothing_of_an_extra_is_imported_by_default():
     assert not EXTRA_MODULES & loaded
 
 
+def imported_by(nodes) -> set[str]:
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {entry.name.partition(".")[0] for entry in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found - set(sys.stdlib_module_names) - {"rl_lab"}
+
+
 def test_every_import_of_the_package_is_a_declared_dependency():
+    """What a module imports at once belongs to the default install; what a function imports may be of an extra."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    default = {normalized(Requirement(text).name) for text in project["dependencies"]}
+    default |= {"omegaconf", "pyyaml"}  # Hydra's own interface is made of them
+    extras = {
+        normalized(Requirement(text).name)
+        for name, texts in project["optional-dependencies"].items()
+        for text in texts
+        if name != "dev"
+    }
     provides = metadata.packages_distributions()
-    declared = {normalized(Requirement(text).name) for text in metadata.requires("rl-lab") or [] if "extra" not in text}
-    declared |= {"omegaconf", "pyyaml"}  # Hydra's own interface is made of them
-    imported = set()
+    at_once, later = set(), set()
     for path in (ROOT / "src" / "rl_lab").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                imported |= {entry.name.partition(".")[0] for entry in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                imported.add(node.module.partition(".")[0])
-    assert {"torch", "tensorboardX", "PIL"} <= imported
-    third_party = imported - set(sys.stdlib_module_names) - {"rl_lab"}
-    owners = {name: {normalized(owner) for owner in provides.get(name, [])} for name in third_party}
-    wrong = {name for name, found in owners.items() if not found & declared}
-    assert not wrong
+        tree = ast.parse(path.read_text())
+        at_once |= imported_by(tree.body)
+        later |= imported_by(ast.walk(tree))
+    assert {"torch", "numpy"} <= at_once
+    for names, declared in ((at_once, default), (later, default | extras)):
+        owners = {name: {normalized(owner) for owner in provides.get(name, [name])} for name in names}
+        assert not [name for name, found in owners.items() if not found & declared]

@@ -1,6 +1,7 @@
 import importlib
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def lab(tmp_path_factory) -> Path:
     """
     folder = tmp_path_factory.mktemp("lab")
     for call in (make_runs, use_every_door):
-        done = run_guarded(lambda: call(folder), cwd=folder)
+        done = run_guarded(partial(call, folder), cwd=folder)
         assert done.code == 0, done.output
     for name in (folder / "modules.txt").read_text().splitlines():
         try:

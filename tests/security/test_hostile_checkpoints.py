@@ -106,6 +106,7 @@ def enter(door: Door, tamper: Callable[[Path], None], lab: Path, tmp_path: Path,
     tamper(copied if at_run else checkpoint)
     victim = tmp_path / "victim"
     before = digests(victim)
+    again()  # composed once, here, for all children
     report = run_guarded(
         lambda: door.call(copied, checkpoint),
         cwd=tmp_path,
