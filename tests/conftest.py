@@ -10,5 +10,7 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
+def own_process_settings():
+    """A test that builds an experiment changes how the process computes; the next one starts from the usual."""
     torch.set_num_threads(1)
+    torch.set_flush_denormal(False)

@@ -385,7 +385,7 @@ def test_workers_are_light(cart_poles):
     for pid in cart_poles.pids:
         process = psutil.Process(pid)
         assert process.num_threads() == 1
-        assert not [entry.path for entry in process.memory_maps() if "torch" in entry.path]
+        assert not [entry.path for entry in process.memory_maps() if "libtorch" in entry.path]
 
 
 def test_signals_are_left_to_the_owner(cart_poles):
