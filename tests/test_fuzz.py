@@ -304,6 +304,7 @@ def test_mutated_configurations_run_or_are_refused(group, tmp_path, monkeypatch)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
 @pytest.mark.parametrize("name", ["dqn", "prioritized", "ppo"])
 def test_numbers_that_blow_up_are_named(name):
     tree = copy.deepcopy(base(name))

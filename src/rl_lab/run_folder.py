@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import re
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from omegaconf import DictConfig
 
-from rl_lab.composition import comparable, config_hash
+from rl_lab.composition import comparable, config_hash, part
 from rl_lab.config import RunConfig
-from rl_lab.core.errors import UserError
+from rl_lab.core.errors import UserError, shown
 from rl_lab.trust import read_saved, read_text
 
 MAX_SUMMARY_BYTES = 2**24  # a million returns of an evaluation
@@ -35,14 +38,15 @@ def new_folder(config: RunConfig) -> Path:
 
 
 def find_unfinished(composed: DictConfig, config: RunConfig) -> Path | None:
-    """Return the newest run of this name and configuration that is not finished and has no owner now."""
+    """Return the newest run of this name, configuration and beginning that is not finished and has no owner now."""
     parent = Path(config.logging.folder) / config.experiment.name
-    wanted = config_hash(composed)
+    wanted = config_hash(composed), config.training.resume_path
     for folder in sorted(parent.iterdir(), key=lambda path: path.name, reverse=True) if parent.is_dir() else ():
         if not (folder / "config.yaml").is_file():
             continue
         try:
-            same = config_hash(read_saved(folder / "config.yaml")) == wanted
+            saved = read_saved(folder / "config.yaml")
+            same = (config_hash(saved), part(saved, "training.resume_path")) == wanted
         except UserError:
             continue  # somebody else's, or damaged: not ours to continue
         if same and not is_owned(folder) and not _is_finished(folder, config):
@@ -112,20 +116,51 @@ def owned(folder: Path) -> Iterator[None]:
             remedy="choose another folder with --run-dir DIR or logging.folder=DIR",
         ) from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
+        if (owner := _lock(file)) is not None:
             raise UserError(
-                f"another process owns this run: {file.read().strip() or 'unknown'}",
+                f"another process owns this run: {owner}",
                 key="--run-dir",
                 value=str(folder),
                 remedy="wait for it, stop it, or choose another folder",
-            ) from None
-        os.ftruncate(file.fileno(), 0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+            )
+        with contextlib.suppress(OSError):  # on a full disk the run has no name, but an owner
+            os.ftruncate(file.fileno(), 0)
+            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         yield
+
+
+def _lock(file: IO[str], patience: float = 1.0) -> str | None:
+    """Lock a file and return None, or return the owner that it names.
+
+    One who only asks whether a run is owned holds the lock for a moment, and a new owner needs one to write its name:
+    as long as the name is not that of a living process, ask again.
+    """
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return None
+        except OSError:
+            file.seek(0)
+            owner = file.read(1000)
+        if _is_alive(owner) or time.monotonic() > deadline:
+            return shown(owner.strip()) or "unknown"
+        time.sleep(0.01)
+
+
+def _is_alive(owner: str) -> bool:
+    match = re.fullmatch(r"process (\d{1,9}) on (.*)\n", owner)
+    if match is None:
+        return False
+    if match.group(2) != socket.gethostname():
+        return True  # nobody here can tell
+    try:
+        os.kill(int(match.group(1)), 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def is_owned(folder: Path) -> bool:

@@ -23,6 +23,7 @@ from rl_lab.config import RunConfig
 from rl_lab.core.errors import RunError, UserError
 from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointError, CheckpointManager
 from rl_lab.orchestration.dashboard import Dashboard
+from rl_lab.orchestration.files import Files
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.run_parts import WEIGHTS
 from rl_lab.orchestration.signals import stop_on_signal
@@ -133,8 +134,16 @@ def _prepared(
     start = _starting_point(config, warm_start)
     folder = run_dir
     if start is not None and start.continues_in_place:
-        folder = start.run_folder
-    if folder is None and start is None and not new:
+        if run_dir is not None and run_dir.resolve() != start.run_folder.resolve():
+            raise UserError(
+                "a run continues in its own folder",
+                key="--run-dir",
+                value=str(run_dir),
+                remedy="drop --run-dir, or name one of its checkpoints: a copy of the run goes on from there",
+            )
+        folder, start = start.run_folder, None
+        composed = override(composed, ["training.resume_path=null"])
+    if folder is None and not new:
         folder = find_unfinished(composed, config)
         if folder is not None and not quiet:
             print(f"continuing the unfinished run {folder} (--new starts afresh)", flush=True)
@@ -177,10 +186,13 @@ def load_agent(folder: Path, *, which: str = "best", allow: Sequence[str] = (), 
 
 def saved_weights(checkpoints: CheckpointManager, folder: Path, which: str, max_bytes: int) -> Checkpoint:
     """Return the weights of the best agent of a run, or of its last checkpoint where there is no best one yet."""
-    best = folder / "best"
-    if which == "best" and best.is_dir():
-        return _load(checkpoints, best, max_bytes, WEIGHTS)
-    found = checkpoints.load_latest(max_bytes, WEIGHTS)
+    found = None
+    if which == "best":
+        try:
+            found = checkpoints.load_best(max_bytes, WEIGHTS)
+        except CheckpointError as error:
+            raise _damaged(error, folder / "best") from None
+    found = found or checkpoints.load_latest(max_bytes, WEIGHTS)
     if found is None:
         raise UserError("this run has no good checkpoint", key=str(folder), remedy="train it first")
     return found
@@ -190,7 +202,11 @@ def _load(checkpoints: CheckpointManager, path: Path, max_bytes: int, sections: 
     try:
         return checkpoints.load(path, max_bytes, sections)
     except CheckpointError as error:
-        raise UserError(f"this checkpoint is damaged: {error}", key=str(path), remedy="take another one") from None
+        raise _damaged(error, path) from None
+
+
+def _damaged(error: CheckpointError, path: Path) -> UserError:
+    return UserError(f"this checkpoint is damaged: {error}", key=str(path), remedy="take another one")
 
 
 def set_weights(parts: Any, checkpoint: Checkpoint) -> None:
@@ -267,14 +283,12 @@ def _starting_point(config: RunConfig, warm: bool) -> StartingPoint | None:
 
 
 def _run(experiment: Experiment, orchestrator: Orchestrator, folder: Path, *, start: StartingPoint | None) -> Outcome:
-    experiment.checkpoints.say = lambda text: print(text, file=sys.stderr, flush=True)
     found = experiment.checkpoints.load_latest(experiment.max_checkpoint_bytes())
     if found is None:
-        for name in ("metrics.jsonl", "summary.json"):  # of a run that never got to a checkpoint
-            (folder / name).unlink(missing_ok=True)
+        _clear(folder)
         if start is not None:
             found = _begin_from(start, experiment, folder)
-    (folder / "config.yaml").write_text(to_yaml(experiment.composed))
+    Files().replace(folder / "config.yaml", to_yaml(experiment.composed).encode())
     if found is None:
         (folder / "command.txt").write_text(shlex.join(sys.argv) + "\n")
     else:
@@ -297,6 +311,20 @@ def _restore(orchestrator: Orchestrator, checkpoint: Checkpoint) -> None:
         orchestrator.restore(checkpoint)
 
 
+def _clear(folder: Path) -> None:
+    """Make room for a run that begins in a folder where no good checkpoint is left."""
+    (folder / "summary.json").unlink(missing_ok=True)
+    log = folder / "metrics.jsonl"
+    if log.exists() and list(folder.glob("checkpoints/*.corrupt")):
+        kept = log.replace(log.with_name("metrics.old.jsonl"))
+        print(
+            f"warning: no good checkpoint is left in {folder}: the run starts over; its log is kept as {kept.name}",
+            file=sys.stderr,
+            flush=True,
+        )
+    log.unlink(missing_ok=True)
+
+
 def _begin_from(start: StartingPoint, experiment: Experiment, folder: Path) -> Checkpoint | None:
     """Take over a checkpoint of another run: its weights only, or everything up to it."""
     source = CheckpointManager(start.run_folder)
@@ -316,6 +344,17 @@ def _begin_from(start: StartingPoint, experiment: Experiment, folder: Path) -> C
         return None
     assert start.checkpoint is not None
     chosen = _load(source, start.checkpoint, experiment.max_checkpoint_bytes(), None)
+    if "run" not in chosen.state:
+        raise UserError(
+            "this holds an agent only, no run that could go on",
+            key="training.resume_path",
+            value=str(start.checkpoint),
+            remedy="add --warm-start, or name a folder below checkpoints/",
+        )
+    with contextlib.suppress(CheckpointError, LookupError, TypeError):  # without a best agent it goes on, too
+        best = source.load_best(experiment.max_checkpoint_bytes())
+        if best is not None and best.manifest["counters"]["actions"] <= chosen.manifest["counters"]["actions"]:
+            experiment.checkpoints.save_best(best.state, best.manifest)
     log = start.run_folder / "metrics.jsonl"
     if log.exists():
         shutil.copyfile(log, folder / "metrics.jsonl")

@@ -96,7 +96,10 @@ def check_folder(folder: Path) -> None:
     for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
             entry = Path(parent, name)
-            mode = entry.lstat().st_mode
+            try:
+                mode = entry.lstat().st_mode
+            except FileNotFoundError:  # the run goes on, and removes what it no longer needs
+                continue
             if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 kind = "link" if stat.S_ISLNK(mode) else "pipe, socket or device"
                 raise UserError(
@@ -117,12 +120,13 @@ def read_text(path: Path, max_bytes: int) -> str:
 def _read(path: Path) -> tuple[DictConfig, Any]:
     check_folder(path.parent)
     try:
-        config = OmegaConf.create(_SavedLoader(read_text(path, MAX_CONFIG_BYTES)).get_single_data())
+        tree = _SavedLoader(read_text(path, MAX_CONFIG_BYTES)).get_single_data()
+        config = OmegaConf.create(tree if isinstance(tree, dict) else {})
         plain = OmegaConf.to_container(config, resolve=False)
     except (OSError, yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"the configuration cannot be read: {reason}", key=str(path)) from None
-    if not isinstance(config, DictConfig):
+    if not plain:
         raise UserError("the configuration is not a mapping", key=str(path))
     for key, value in _leaves(plain):
         if isinstance(value, int) and abs(value) > MAX_WHOLE_NUMBER:  # too long even to be shown

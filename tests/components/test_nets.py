@@ -44,6 +44,12 @@ def test_numpy_path_is_taken_only_where_it_may_be(monkeypatch):
         network(inputs(2))
         network(inputs(SMALL_BATCH))
     assert taken == [2, SMALL_BATCH]
+    wide = MLP(5, 3, (256, 256))  # many rows through a wide layer are torch's
+    monkeypatch.setattr(wide, "_forward_numpy", lambda x: taken.append(len(x)) or wide.layers(x))
+    with torch.no_grad():
+        wide(inputs(4))
+        wide(inputs(5))
+    assert taken == [2, SMALL_BATCH, 4]
     smooth = MLP(5, 3, activation="silu")
     monkeypatch.setattr(smooth, "_forward_numpy", lambda x: pytest.fail("there is no NumPy function for silu"))
     with torch.no_grad():

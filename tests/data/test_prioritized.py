@@ -277,3 +277,15 @@ def test_what_cannot_work_is_refused_at_once(knobs, key):
     with pytest.raises(UserError) as caught:
         source(**knobs)
     assert caught.value.key == key
+
+
+def test_what_is_added_after_a_restore_does_not_inherit_the_masses_of_the_rows_it_overwrites():
+    whole, world = source(capacity=40), World(2)
+    whole.add(world.collect(60))
+    whole.write(whole.draw()[0], {"priority": torch.arange(16.0)})
+    restored = source(capacity=40)
+    restored.set_state(whole.get_state())
+    chunk = world.collect(9)  # before anyone has looked at the restored source
+    for each in (whole, restored):
+        each.add(chunk)
+    np.testing.assert_array_equal(restored.get_state()["masses"], whole.get_state()["masses"])

@@ -429,7 +429,6 @@ STATES: dict[str, Tamper] = {
     "a phase that is not there": state("phase_state", lambda value: value.update(hook_index=99)),
     "a phase that is a text": state("phase_state", lambda value: value.update(phase_index="0")),
     "debts that are texts": state("phase_state", lambda value: value.update(ratio_calls=["a", "b"])),
-    "a log cut beyond its end": state("run", lambda value: value.update(jsonl_offset=10**12)),
     "a log cut before its begin": state("run", lambda value: value.update(jsonl_offset=-1)),
     "a log cut at a text": state("run", lambda value: value.update(jsonl_offset="0")),
     "evaluations without episodes": state("evaluation", lambda value: value.update(returns=np.zeros((1, 0)))),
@@ -554,6 +553,7 @@ HARMLESS: dict[str, Tamper] = {
     "a module in the run": at("sitecustomize.py", holding("open('MARK', 'w')")),
     "a pickle in the run": at("best.pt", lambda path, victim: path.write_bytes(PAYLOADS["pickle"])),
     "a checkpoint that is half written": at("checkpoints/.0000000009.tmp-1/evil.py", holding("open('MARK', 'w')")),
+    "a log cut beyond its end": lambda run: state("run", lambda value: value.update(jsonl_offset=10**12))(newest(run)),
     "a section too many": lambda run: section_named("evil")(newest(run)),
     "facts of other kinds": lambda run: manifest(
         commit={"a": 1}, config_hash=[1], device=7, meta="\x1b[2J", counters="many", evaluation=[[]]

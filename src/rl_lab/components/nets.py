@@ -23,7 +23,8 @@ ACTIVATIONS: dict[Activation, tuple[type[nn.Module], Callable[..., np.ndarray] |
     "silu": (nn.SiLU, None),
     "gelu": (nn.GELU, None),
 }
-SMALL_BATCH = 32  # up to here NumPy's smaller overhead per call beats torch's faster kernels
+SMALL_BATCH = 32  # up to here NumPy's smaller overhead per call beats torch's faster kernels,
+SMALL_PRODUCT = 2**18  # and up to so many multiplications in a layer
 
 
 def build_mlp(
@@ -75,6 +76,7 @@ class MLP(nn.Module):
         self._numpy_activation = ACTIVATIONS[activation][1]
         self._linears = [layer for layer in self.layers if isinstance(layer, nn.Linear)]
         self._tables = [layer._parameters for layer in self._linears]  # looked up faster than through the module
+        self._small_batch = min(SMALL_BATCH, SMALL_PRODUCT // max(layer.weight.numel() for layer in self._linears))
         self._views: list[tuple[np.ndarray, np.ndarray]] = []
         self._pointers: list[int] = []
 
@@ -82,7 +84,7 @@ class MLP(nn.Module):
         """Map [..., inputs] to [..., outputs]."""
         if (
             inputs.dim() == 2
-            and inputs.shape[0] <= SMALL_BATCH
+            and inputs.shape[0] <= self._small_batch
             and self._numpy_activation is not None
             and not torch.is_grad_enabled()
             and inputs.device.type == "cpu"

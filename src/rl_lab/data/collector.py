@@ -185,7 +185,7 @@ class RolloutCollector:
         """
         self.episode_index = np.array(state["episode_index"])
         lengths = np.array(state["running_lengths"])
-        self.state = state["state"]
+        self.state = tree_map(lambda leaf: leaf.to(self.device), state["state"])
         observations = self._replay(lengths, state["actions"])
         self.running_returns = np.array(state["running_returns"])
         self.running_lengths = lengths

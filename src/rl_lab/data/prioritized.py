@@ -147,15 +147,15 @@ class PrioritizedReplaySource(ReplaySource):
     def get_state(self) -> dict[str, Any]:
         """Return ring, masses, greatest priority and beta."""
         self._sync()
-        masses = self.tree.leaves[: self.ring.size]
-        return super().get_state() | {"masses": masses.copy(), "max_priority": self.max_priority, "beta": self.beta}
+        own = {"masses": self.tree.leaves[: self.ring.size].copy(), "heads": self.ring.heads.copy()}
+        return super().get_state() | own | {"max_priority": self.max_priority, "beta": self.beta}
 
     def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
         """Restore what `get_state` returned."""
         super().set_state(state, segments)
         masses = np.asarray(state["masses"])
         self.tree.set(np.arange(self.ring.size), masses)
-        self.windows.restore(masses > 0)
+        self.windows.restore(masses > 0, np.array(state["heads"], np.int64))
         self.max_priority, self.beta = float(state["max_priority"]), float(state["beta"])
 
     def _prioritize(self, starts: NDArray[np.int64], values: NDArray[Any]) -> None:

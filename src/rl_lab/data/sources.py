@@ -125,7 +125,9 @@ class StreamSource:
         self.rollout = rollout if self.device == _CPU else rollout.to(self.device)
 
     def close_open(self, env_mask: NDArray[np.bool_] | None = None) -> None:
-        """A rollout stands by itself: nothing continues it."""
+        """Forget the rollout if every episode is ended: nobody shall learn twice from it because the next was lost."""
+        if env_mask is None:
+            self.rollout = None
 
     def draw(self, k: int = 1, batch_size: int | None = None) -> NDArray[np.int64]:
         """Choose nothing, k times: there is one rollout. With a batch size: transitions [k, B], each at most once."""

@@ -35,6 +35,7 @@ class Windows:
         self.count = 0
         self._version, self._restored = -1, -1
         self._heads = np.zeros(ring.num_envs, np.int64)
+        self._saved_heads: NDArray[np.int64] | None = None
         self._offsets = np.arange(length) * ring.num_envs
 
     def sync(self) -> Changes | None:
@@ -43,7 +44,9 @@ class Windows:
         if self._version == ring.version:
             return None
         if self._restored != ring.restored:  # the rows are other ones, whatever the heads say
-            self._restored, self._heads, depth = ring.restored, ring.heads.copy(), ring.num_rows
+            self._restored, depth = ring.restored, ring.num_rows
+            self._heads = ring.heads.copy() if self._saved_heads is None else self._saved_heads
+            self._saved_heads = None
         else:  # starts whose windows were not complete, and all rows since
             depth = min(int((ring.heads - self._heads).max()) + self.length + 1, ring.num_rows)
         positions = ring.heads - np.arange(depth)[:, None]  # [depth, num_envs]
@@ -55,9 +58,12 @@ class Windows:
         self._heads, self._version = ring.heads.copy(), ring.version
         return Changes(rows, were, are, new)
 
-    def restore(self, valid: NDArray[np.bool_]) -> None:
-        """Take the starts from a saved source; the next synchronisation compares them with the restored ring."""
-        self.valid = valid
+    def restore(self, valid: NDArray[np.bool_], heads: NDArray[np.int64]) -> None:
+        """Take the starts from a saved source; the next synchronisation compares them with the restored ring.
+
+        `heads` were the ring's then: what is added before that synchronisation is new, also where it overwrites.
+        """
+        self.valid, self._saved_heads = valid, heads
         self.count = int(np.count_nonzero(valid))
         self._version = self._restored = -1
 

@@ -6,11 +6,14 @@ beside the checkpoints in segments that are written once; a checkpoint lists the
 
 from __future__ import annotations
 
+import errno
+import functools
 import hashlib
 import json
 import os
 import platform
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,12 +23,13 @@ from typing import Any, Protocol
 
 import torch
 
-from rl_lab.core.errors import shown
+from rl_lab.core.errors import RunError, UserError, shown
 from rl_lab.orchestration.files import Files
 from rl_lab.orchestration.state_files import decode, encode, read_json
 
 FORMAT = 1
 PACKAGES = ("rl-lab", "torch", "numpy", "gymnasium")
+BEST = ("best", ".best.old")  # the best agent; the second name only while it is replaced
 MAX_MANIFEST_BYTES = 16 * 2**20
 _NUMBER = re.compile(r"\d{10}")
 _SECTION_NAME = re.compile(r"[A-Za-z0-9_]+")
@@ -33,6 +37,8 @@ _BUFFER_NAME = re.compile(r"[\w-]+")
 _SEGMENT_NAME = re.compile(r"\d{12}-[0-9a-f]{12}\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 MAX_THREADS = 1_024
+# Not the fault of a file: another day, or another user, may read it.
+_UNREADABLE_NOW = (errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class CheckpointError(Exception):
@@ -65,11 +71,11 @@ class CheckpointManager:
     """Keeps the last checkpoints of a run in `folder`/checkpoints, replay segments and `best` beside them."""
 
     def __init__(
-        self, folder: Path, *, keep: int = 2, files: Files | None = None, say: Callable[[str], None] = print
+        self, folder: Path, *, keep: int = 2, files: Files | None = None, say: Callable[[str], None] | None = None
     ) -> None:
         self.run_folder, self.folder, self.keep = folder, folder / "checkpoints", keep
         self.files = Files() if files is None else files
-        self.say = say
+        self.say = _complain if say is None else say
         self._segments: dict[str, dict[int, dict[str, Any]]] = {}  # buffer -> start -> entry of the manifest
         self.last_bytes = 0
 
@@ -85,41 +91,68 @@ class CheckpointManager:
         if target.name in self.files.names(self.folder):
             return target
         segments = {name: self._save_segments(name, history) for name, history in (histories or {}).items()}
-        self._publish(target, state, {**facts, "segments": segments, "parent": self._newest_name()})
+        facts = {**facts, "segments": segments, "parent": self._newest_name()}
+        self._reveal(self._prepare(target, state, facts), target)
         self._segments = {name: {entry["start"]: entry for entry in entries} for name, entries in segments.items()}
         self._collect_garbage()
         return target
 
     def save_best(self, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
-        """Replace the best agent."""
-        target = self.run_folder / "best"
-        retired = self.run_folder / f".best.old-{os.getpid()}"
+        """Replace the best agent; wherever this is cut short, the old one or the new one is found."""
+        target, retired = self.run_folder / BEST[0], self.run_folder / BEST[1]
+        temporary = self._prepare(target, state, facts)
         if target.name in self.files.names(self.run_folder):
             self.files.remove(retired)
             self.files.rename(target, retired)
-        self._publish(target, state, facts)
+        self._reveal(temporary, target)
         self.files.remove(retired)
         return target
 
+    def load_best(self, max_bytes: int | None = None, sections: Collection[str] | None = None) -> Checkpoint | None:
+        """Return the best agent, or None if there is none yet."""
+        for attempts_left in (2, 1, 0):
+            names = self.files.names(self.run_folder)
+            found = next((name for name in BEST if name in names), None)
+            if found is None:
+                return None
+            try:
+                return self.load(self.run_folder / found, max_bytes, sections)
+            except CheckpointError:
+                if not attempts_left:  # before, its owner may just have replaced it
+                    raise
+        return None
+
     def save_agent(self, target: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         """Write weights to a folder of their own."""
-        self._publish(target, state, facts)
+        self._reveal(self._prepare(target, state, facts), target)
 
     def numbered(self) -> list[Path]:
         """Return the published checkpoints, oldest first."""
         return [self.folder / name for name in self.files.names(self.folder) if _NUMBER.fullmatch(name)]
 
     def load_latest(self, max_bytes: int | None = None, sections: Collection[str] | None = None) -> Checkpoint | None:
-        """Return the newest good checkpoint, or None if there is none; damaged ones are set aside."""
+        """Return the newest good checkpoint, or None if there is none; damaged ones are set aside.
+
+        One who wants certain `sections` only is not the run itself, and moves nothing.
+        """
         for path in reversed(self.numbered()):
             try:
                 return self.load(path, max_bytes, sections)
             except CheckpointError as error:
-                aside = path.with_name(f"{path.name}.corrupt")
-                self.files.remove(aside)
-                self.files.rename(path, aside)
-                self.say(f"warning: checkpoint {path.name} is damaged: {error}; it was set aside as {aside.name}")
+                if path.name not in self.files.names(self.folder):  # its owner had no more use for it
+                    return self.load_latest(max_bytes, sections)
+                moved = f"it was set aside as {self._set_aside(path)}" if sections is None else "it is not set aside"
+                self.say(f"warning: checkpoint {path.name} is damaged: {error}; {moved}")
         return None
+
+    def _set_aside(self, path: Path) -> str:
+        aside = path.with_name(f"{path.name}.corrupt")
+        try:
+            self.files.remove(aside)
+            self.files.rename(path, aside)
+        except OSError as error:
+            raise RunError(f"checkpoint {path} is damaged and cannot be set aside: {error.strerror}") from None
+        return aside.name
 
     def load(self, path: Path, max_bytes: int | None = None, sections: Collection[str] | None = None) -> Checkpoint:
         """Verify every file that a checkpoint needs, then read it. Nothing else is touched.
@@ -130,6 +163,13 @@ class CheckpointManager:
             checkpoint = self._load(path, max_bytes, sections)
         except CheckpointError as error:
             raise CheckpointError(shown(str(error)[:200])) from None
+        except UserError:
+            raise
+        except OSError as error:
+            if error.errno in _UNREADABLE_NOW:
+                raise RunError(f"checkpoint {path} cannot be read: {error.strerror}") from None
+            name = Path(error.filename).name if isinstance(error.filename, (str, Path)) else "a file"
+            raise CheckpointError(shown(f"{name}: {error.strerror or error}"[:200])) from None
         except Exception as error:  # whatever a hostile file can make a reader raise
             text = str(error).splitlines()
             raise CheckpointError(shown(text[0][:200]) if text else type(error).__name__) from None
@@ -146,8 +186,8 @@ class CheckpointManager:
         expected = set(_files_of(sections))
         if set(files) != expected:
             raise CheckpointError("the manifest's list of files does not fit its sections")
-        if set(self.files.names(path)) != expected | {"manifest.json"}:
-            raise CheckpointError("there are files that the manifest does not list, or some are missing")
+        if strange := set(self.files.names(path)) ^ (expected | {"manifest.json"}):
+            raise CheckpointError(f"{min(strange)} is missing, or does not belong there")
         segments = manifest.get("segments", {}) if wanted is None else {}
         if wanted is not None:
             if missing := set(wanted) - set(sections):
@@ -159,7 +199,8 @@ class CheckpointManager:
             raise CheckpointError(f"it says that it has {total:,} bytes, more than the {max_bytes:,} this run can need")
         contents = {name: self._read_verified(path / name, entry) for name, entry in files.items()}
         state = {
-            section: decode(contents[f"{section}.safetensors"], contents[f"{section}.json"]) for section in sections
+            section: _decoded(section, contents[f"{section}.safetensors"], contents[f"{section}.json"])
+            for section in sections
         }
         histories = {
             name: {entry["start"]: self._read_segment(name, entry) for entry in entries}
@@ -171,13 +212,16 @@ class CheckpointManager:
         if self.files.size(path / "manifest.json") > MAX_MANIFEST_BYTES:
             raise CheckpointError("manifest.json is too large")
         data = self.files.read(path / "manifest.json")
-        manifest = read_json(data)
+        try:
+            manifest = read_json(data)
+        except (ValueError, RecursionError):
+            manifest = None
         if not isinstance(manifest, dict):
             raise CheckpointError("manifest.json does not describe a checkpoint")
         manifest.pop("sha256", None)
         if _sealed(manifest) != data:  # to the byte: white space and order count, too
             raise CheckpointError("manifest.json does not match its digest")
-        _check_manifest(manifest)
+        _check_manifest(manifest, path)
         return manifest
 
     def _read_verified(self, path: Path, entry: Mapping[str, Any]) -> bytes:
@@ -190,23 +234,22 @@ class CheckpointManager:
 
     def _read_segment(self, buffer: str, entry: Mapping[str, Any]) -> Any:
         data = self._read_verified(self._segment_folder(buffer) / entry["file"], entry)
-        return decode(data, json.dumps(entry["columns"]).encode())
+        return _decoded(entry["file"], data, json.dumps(entry["columns"]).encode())
 
     def _save_segments(self, buffer: str, history: History) -> list[dict[str, Any]]:
         known = self._segments.get(buffer, {})
         folder = self._segment_folder(buffer)
-        entries = []
-        for start, stop in history.segments():
-            if start not in known:
-                known = {**known, start: self._save_segment(folder, start, history.read(start, stop))}
-            entries.append(known[start])
-        if entries:
-            self.files.sync(folder)
-        self._segments[buffer] = known  # written ones need not be written again if this checkpoint fails
-        return entries
+        present = self.files.names(folder)
+        segments = history.segments()
+        missing = [(a, b) for a, b in segments if a not in known or known[a]["file"] not in present]
+        if missing:
+            self.files.make_folder(folder)
+            known = known | {a: self._save_segment(folder, a, history.read(a, b)) for a, b in missing}
+            self.files.sync(folder, folder.parent)
+            self._segments[buffer] = known  # written ones need not be written again if this checkpoint fails
+        return [known[start] for start, _ in segments]
 
     def _save_segment(self, folder: Path, start: int, columns: Mapping[str, Any]) -> dict[str, Any]:
-        self.files.make_folder(folder)
         data, plain = encode(columns)
         digest = hashlib.sha256(data).hexdigest()
         path = folder / f"{start:012d}-{digest[:12]}.safetensors"
@@ -221,7 +264,8 @@ class CheckpointManager:
             raise CheckpointError(f"{buffer!r} is no name of a buffer")
         return self.run_folder / "replay" / buffer
 
-    def _publish(self, target: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    def _prepare(self, target: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
+        """Write a complete folder under a temporary name."""
         temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
         self.files.remove(temporary)
         self.files.make_folder(temporary)
@@ -230,12 +274,11 @@ class CheckpointManager:
             tensors, plain = encode(value)
             for name, data in ((f"{section}.safetensors", tensors), (f"{section}.json", plain)):
                 self.files.write(temporary / name, data)
-                self.files.sync(temporary / name)
                 described[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         manifest = {
             "format": FORMAT,
             "meta": {"created_at": datetime.now(UTC).isoformat(), "run_id": self.run_folder.name},
-            "versions": {name: installed_version(name) for name in PACKAGES} | {"python": platform.python_version()},
+            "versions": _versions(),
             "threads": torch.get_num_threads(),
             **facts,
             "sections": list(state),
@@ -243,11 +286,14 @@ class CheckpointManager:
         }
         data = _sealed(manifest)
         self.files.write(temporary / "manifest.json", data)
-        self.files.sync(temporary / "manifest.json")
-        self.files.sync(temporary)
+        self.files.sync(*(temporary / name for name in (*described, "manifest.json")), temporary)
+        self.last_bytes = sum(entry["size"] for entry in described.values()) + len(data)
+        return temporary
+
+    def _reveal(self, temporary: Path, target: Path) -> None:
+        """Give a complete folder its name, for good."""
         self.files.rename(temporary, target)
         self.files.sync(target.parent)
-        self.last_bytes = sum(entry["size"] for entry in described.values()) + len(data)
 
     def _newest_name(self) -> str | None:
         published = self.numbered()
@@ -267,7 +313,7 @@ class CheckpointManager:
         for path in published[-self.keep :]:
             try:
                 segments = self._read_manifest(path).get("segments", {})
-            except (CheckpointError, OSError, ValueError):
+            except (CheckpointError, UserError, OSError, ValueError, LookupError, TypeError, AttributeError):
                 return  # a damaged one may list anything: remove nothing
             for buffer, entries in segments.items():
                 listed.setdefault(buffer, set()).update(entry["file"] for entry in entries)
@@ -279,6 +325,23 @@ class CheckpointManager:
         for name in self.files.names(folder):
             if name not in kept:
                 self.files.remove(folder / name)
+
+
+def _complain(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    return {name: installed_version(name) for name in PACKAGES} | {"python": platform.python_version()}
+
+
+def _decoded(name: str, tensors: bytes, plain: bytes) -> Any:
+    try:
+        return decode(tensors, plain)
+    except Exception as error:  # whatever a hostile file can make a reader raise
+        text = str(error).splitlines()
+        raise CheckpointError(f"{name}: {text[0] if text else type(error).__name__}") from None
 
 
 def installed_version(package: str) -> str:
@@ -299,13 +362,17 @@ def _files_of(sections: Iterable[str]) -> list[str]:
     return [f"{section}.{ending}" for section in sections for ending in ("safetensors", "json")]
 
 
-def _check_manifest(manifest: Mapping[str, Any]) -> None:
+def _check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
     """Refuse a manifest that is not of the form that `CheckpointManager` writes; its digest proves nothing."""
     number = manifest.get("format")
     if type(number) is not int or number < 1:
         raise CheckpointError("manifest.json does not describe a checkpoint")
     if number > FORMAT:
-        raise CheckpointError(f"its format {number} is newer than this rl-lab: install a newer one")
+        raise UserError(
+            f"the checkpoint has format {number}, this rl-lab knows {FORMAT}",
+            key=str(path),
+            remedy="install a newer rl-lab",
+        )
     sections, files, segments = manifest["sections"], manifest["files"], manifest.get("segments", {})
     well_formed = (
         all(_SECTION_NAME.fullmatch(section) for section in sections)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 
@@ -12,8 +13,11 @@ class Files:
     """A folder tree on disk."""
 
     def make_folder(self, path: Path) -> None:
-        """Create a folder and its parents."""
-        path.mkdir(parents=True, exist_ok=True)
+        """Create a folder. The names of its parents are on the disk, its own after the next `sync` of its parent."""
+        if not path.parent.is_dir():
+            self.make_folder(path.parent)
+            self.sync(path.parent.parent)
+        path.mkdir(exist_ok=True)
 
     def write(self, path: Path, data: bytes) -> None:
         """Write a new file; it may not be on the disk yet."""
@@ -25,17 +29,25 @@ class Files:
         finally:
             os.close(descriptor)
 
-    def sync(self, path: Path) -> None:
-        """Wait until a file, or the entries of a folder, are on the disk."""
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    def sync(self, *paths: Path) -> None:
+        """Wait until files, and the entries of folders, are on the disk. Together they take little longer than one."""
+        if len(paths) == 1:
+            _sync(paths[0])
+            return
+        with ThreadPoolExecutor(max(len(paths), 1)) as threads:
+            list(threads.map(_sync, paths))
 
     def rename(self, source: Path, target: Path) -> None:
         """Give a file or folder its final name."""
         os.rename(source, target)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Write a file that is there completely, in its old or its new form, whatever happens."""
+        temporary = path.with_name(f".{path.name}.tmp")
+        self.write(temporary, data)
+        self.sync(temporary)
+        self.rename(temporary, path)
+        self.sync(path.parent)
 
     def remove(self, path: Path) -> None:
         """Remove a file, or a folder with everything in it; what is not there is no error."""
@@ -69,3 +81,11 @@ class Files:
     def free_bytes(self, path: Path) -> int:
         """Return how much may still be written."""
         return shutil.disk_usage(path).free
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from rl_lab.orchestration.files import Files
 
 _PREFIXES = {
     "collect": "collect/",
@@ -144,8 +147,10 @@ class JsonlLogger:
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         size = os.fstat(self._file).st_size
         self._offset = _end_of_last_line(self._file, size)
-        if self._offset < size:
-            os.ftruncate(self._file, self._offset)
+        self._torn = self._offset < size  # whether there is more in the file than whole lines
+        self._mend()
+        if size == 0:
+            Files().sync(self.path.parent)
 
     @property
     def offset(self) -> int:
@@ -197,14 +202,24 @@ class JsonlLogger:
             self._file = -1
 
     def _append(self, data: bytes) -> None:
+        self._mend()
+        self._torn = True
         written = 0
         try:
             while written < len(data):  # more than once only when the disk is full or a signal came
                 written += os.write(self._file, data[written:])
         except OSError:
-            os.ftruncate(self._file, self._offset)
+            with contextlib.suppress(OSError):  # a disk that refuses to write may refuse to cut; the next call does it
+                self._mend()
             raise
+        self._torn = False
         self._offset += written
+
+    def _mend(self) -> None:
+        """Cut off what is no whole line."""
+        if self._torn:
+            os.ftruncate(self._file, self._offset)
+            self._torn = False
 
 
 class TensorBoardLogger:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from rl_lab.core.capture import Answer, HookCapture
 from rl_lab.core.errors import RunError
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.core.workflow import CollectResult, Event, Metrics, Update, Workflow
+from rl_lab.data.sources import as_trajectory
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 
 Evaluate = Callable[[], Metrics]
@@ -110,15 +111,14 @@ def _collect(
         env_steps += result.extras.get("env_steps", result.steps)
         if result.trajectory is None or hook.source is None:
             continue
-        if isinstance(result.trajectory, Batch) and not _is_finite(result.trajectory):
-            on_nonfinite(
-                f"phase '{phase.name}' collected a reward or an observation that is not finite", result.trajectory
-            )
+        trajectory = as_trajectory(result.trajectory, collector.num_envs)
+        if not _is_finite(trajectory):
+            on_nonfinite(f"phase '{phase.name}' collected a reward or an observation that is not finite", trajectory)
             # Nothing of it is kept, so the stream begins anew on both sides.
             sources[hook.source].close_open()
             collector.reset_episodes()
             continue
-        sources[hook.source].add(result.trajectory)
+        sources[hook.source].add(trajectory)
     metrics = mean_metrics([result.metrics for result in results])
     return Event(hook.name, phase.name, steps=steps, episodes=episodes, env_steps=env_steps, metrics=metrics)
 
@@ -131,9 +131,17 @@ def _collect_step(workflow: Workflow, step: int, phase: Phase) -> CollectResult:
 
 
 def _is_finite(trajectory: Batch) -> bool:
-    # A sum is finite only if all its terms are; one number per column is enough to know.
     columns = (trajectory.rewards, *tree_leaves(trajectory.observations), *tree_leaves(trajectory.next_observations))
-    return all(bool(torch.isfinite(column.sum())) for column in columns if column.dtype.is_floating_point)
+    return all_finite(columns)
+
+
+def all_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether every number is finite. A finite sum has finite terms only, and is quicker to look at."""
+    return all(
+        bool(torch.isfinite(tensor.detach().sum())) or bool(torch.isfinite(tensor).all())
+        for tensor in tensors
+        if tensor.is_floating_point()
+    )
 
 
 def _captured_update(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from rl_lab.envs.pool import EnvironmentFault
 from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointManager
 from rl_lab.orchestration.dashboard import Dashboard, Status
 from rl_lab.orchestration.loggers import MetricSums, prefixed
-from rl_lab.orchestration.loop import run_hook, training_loop
+from rl_lab.orchestration.loop import advance_schedules, run_hook, training_loop
 from rl_lab.orchestration.recorder import Recorder
 from rl_lab.orchestration.run_parts import RunParts
 from rl_lab.orchestration.signals import stop_on_signal
@@ -28,6 +28,7 @@ from rl_lab.orchestration.state_files import encode
 FINISHED, STOPPED = 0, 75  # exit codes
 MAX_FAILED_SAVES = 3
 MAX_ROLLBACKS = 3
+MAX_KEPT_BATCHES = 10  # that held a number which is not finite
 NONFINITE_POLICIES = ("stop", "skip", "rollback")
 
 
@@ -96,7 +97,6 @@ class Orchestrator:
         if self.capture is not None:
             parts.evaluator.act = self.capture.act(parts.workflow.act)
         self._events = self._loop()
-        self.stopped_early = False
 
     def run(self) -> int:
         """Train until the curriculum ends (0) or a signal asks to stop (75)."""
@@ -108,41 +108,38 @@ class Orchestrator:
         self.recorder.open(self._status(), env_steps=self.counters.env_steps, resumed=self.counters.actions > 0)
         try:
             with stop_on_signal([self.stop]):
-                if self.counters.actions == 0:
-                    self.save()
-                while not self._run_events():
-                    self._roll_back()
-                if self._stopping and not self.is_finished():
-                    self.save(required=True)
-                    self._write_summary(finished=False)
-                    return STOPPED
-                self._finish()
-                return FINISHED
+                while True:
+                    try:
+                        return self._run_to_end()
+                    except RollBack:
+                        self._roll_back()
+        except EnvironmentFault as fault:
+            raise RunError(f"{fault}\nThe last good checkpoint is intact.") from fault
         finally:
             self.recorder.close()
+
+    def _run_to_end(self) -> int:
+        if self.counters.actions == 0:
+            self.save()
+        while not self._stopping and not self.is_finished():
+            self._consume(next(self._events))
+        if not self.is_finished():
+            self.save(required=True)
+            self._write_summary(finished=False)
+            return STOPPED
+        self._finish()
+        return FINISHED
 
     def stop(self) -> None:
         """Ask the run to save and stop at the next action."""
         self._stopping = True
-        self.recorder.message("stopping: the run is saved at the next action; Ctrl-C again aborts")
+        with suppress(RuntimeError):  # a signal may come while a line is being printed
+            self.recorder.message("stopping: the run is saved at the next action; Ctrl-C again aborts")
 
     def _loop(self) -> Iterator[Event]:
         step = functools.partial(run_hook, on_nonfinite=self._on_nonfinite, capture=self.capture)
         parts = self.parts
         return training_loop(parts.workflow, parts.scheduler, parts.collector, parts.sources, parts.evaluator, step)
-
-    def _run_events(self) -> bool:
-        """Consume events until the end or a signal; False where the run must roll back."""
-        try:
-            for event in self._events:
-                self._consume(event)
-                if self._stopping or self.stopped_early:
-                    break
-        except RollBack:
-            return False
-        except EnvironmentFault as fault:
-            raise RunError(f"{fault}\nThe last good checkpoint is intact.") from fault
-        return True
 
     def train_step(self) -> dict[str, float]:
         """Run one cycle of the scheduler and return the metrics of its events."""
@@ -163,6 +160,8 @@ class Orchestrator:
         self._saved_at = time.monotonic()
         self._saved_steps = self.counters.agent_steps
         if (part := self.parts.nonfinite_part()) is not None:  # a checkpoint never holds such weights
+            if self._can_roll_back():
+                raise RollBack
             raise RunError(f"a weight of '{part}' is not finite; the last good checkpoint is intact")
         try:
             self._check_space()
@@ -194,12 +193,16 @@ class Orchestrator:
         if self.settings.nonfinite == "skip":
             self.recorder.warn(f"{found}; skipped")
             return
-        if self.settings.nonfinite == "rollback" and self._rollbacks < MAX_ROLLBACKS and self.checkpoints.numbered():
+        if self._can_roll_back():
             raise RollBack
         raise RunError(f"{found}. The step was not applied; the last checkpoint is good.{where}")
 
+    def _can_roll_back(self) -> bool:
+        wanted = self.settings.nonfinite == "rollback" and self._rollbacks < MAX_ROLLBACKS
+        return wanted and bool(self.checkpoints.numbered())
+
     def _keep_batch(self, batch: Batch | None) -> str:
-        if batch is None:
+        if batch is None or len(self.checkpoints.files.names(self.folder / "nonfinite")) >= MAX_KEPT_BATCHES:
             return ""
         names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations", "extras")
         tensors, _ = encode({name: getattr(batch, name) for name in names})
@@ -216,7 +219,9 @@ class Orchestrator:
         checkpoint = self.checkpoints.load_latest()
         if checkpoint is None:
             raise RunError("there is no good checkpoint to roll back to")
+        seconds = self._wall_seconds()
         self.restore(checkpoint)
+        self._wall_before, self._started_at = seconds, time.monotonic()
         self.parts.seeds.reseed("rollback", self._rollbacks)
         self.recorder.warn(f"rolled back to {self.counters.agent_steps:,} agent steps, with fresh random numbers")
         self._events = self._loop()
@@ -323,10 +328,15 @@ class Orchestrator:
 
     def _finish(self) -> None:
         last = self.evaluator.last
-        if self.parts.workflow.acts and (last is None or last.agent_steps < self.counters.agent_steps):
-            self.evaluator()
-            self._record_evaluation()
-        self._log_means()
+        untested = self.parts.workflow.acts and (last is None or last.agent_steps < self.counters.agent_steps)
+        if untested or len(self.parts.sums):
+            self.counters.actions += 1  # what follows is in no checkpoint yet, not even in one of the last cycle's end
+            if untested:
+                advance_schedules(self.parts.workflow, self.parts.sources, self.scheduler)
+                self.evaluator()
+                self._record_evaluation()
+            if len(self.parts.sums):
+                self._log_means()
         self.save(required=True)
         self._write_summary(finished=True)
 
@@ -341,9 +351,6 @@ class Orchestrator:
                 self.checkpoints.save_best(self.parts.parameters(), self._facts())
             except OSError as error:
                 self.recorder.warn(f"the best agent could not be written: {error.strerror}; training goes on")
-        target = self.settings.stop_at_return
-        if target is not None and evaluation.return_mean >= target:
-            self.stopped_early = True
         if self.recorder.dashboard is not None:
             self.recorder.dashboard.evaluation(self._status())
 
@@ -371,11 +378,9 @@ class Orchestrator:
         self.recorder.write(metrics, counters.env_steps, tags)
 
     def _write_summary(self, *, finished: bool) -> None:
-        path = self.folder / "summary.json"
-        temporary = path.with_name(f".summary.tmp-{os.getpid()}")
+        text = json.dumps(self.summary(finished=finished), indent=1)
         try:
-            temporary.write_text(json.dumps(self.summary(finished=finished), indent=1))
-            os.replace(temporary, path)
+            self.checkpoints.files.replace(self.folder / "summary.json", text.encode())
         except OSError as error:
             self.recorder.warn(f"summary.json could not be written: {error.strerror}")
 

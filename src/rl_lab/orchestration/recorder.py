@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,41 +50,46 @@ class Recorder:
                 self._tensorboard = None
                 self.warn(f"no more TensorBoard events: {error.strerror}")
 
-    def flush(self) -> bool:
-        """Write what is pending; False if the disk still refuses."""
-        if self._jsonl is None or not self._pending:
-            return True
+    def flush(self) -> None:
+        """Write what is pending, if the disk takes it."""
         try:
-            self._jsonl.write(self._pending)
+            self._write_pending()
         except OSError as error:
             self.warn(f"metrics.jsonl cannot be written: {error.strerror}; the records are kept in memory")
-            return False
-        self._pending = []
-        return True
 
     def sync(self) -> int:
         """Wait until the JSON lines are on the disk and return their length."""
         if self._jsonl is None:
             return 0
-        if not self.flush():
-            raise OSError(28, "No space left on device", str(self.folder / "metrics.jsonl"))
+        self._write_pending()
         self._jsonl.sync()
         return self._jsonl.offset
 
+    def _write_pending(self) -> None:
+        if self._jsonl is not None and self._pending:
+            self._jsonl.write(self._pending)
+            self._pending = []
+
     def truncate(self, offset: int) -> None:
-        """Cut the JSON lines back to a checkpoint; call before `open`."""
-        path = self.folder / "metrics.jsonl"
-        if path.exists():
-            logger = self._jsonl or JsonlLogger(path)
+        """Cut the JSON lines back to a checkpoint. If somebody has shortened them meanwhile, the run goes on."""
+        self._pending = []
+        logger = self._jsonl or JsonlLogger(self.folder / "metrics.jsonl")
+        if offset < 0:
+            raise ValueError(f"a log cannot be cut to {offset} bytes")
+        try:
             logger.truncate(offset)
-            if self._jsonl is None:
-                logger.close()
+        except ValueError as error:
+            self.warn(f"{error}; the run goes on")
+        if self._jsonl is None:
+            logger.close()
 
     def warn(self, text: str) -> None:
-        """Show a warning once, and keep it on the dashboard."""
+        """Show a warning once, and keep it on the dashboard; without one it goes to standard error."""
         if text not in self.warnings:
             self.warnings.append(text)
             self.message(f"warning: {text}")
+            if self.dashboard is None:
+                print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def message(self, text: str) -> None:
         """Say something to the person who watches."""
@@ -93,5 +100,6 @@ class Recorder:
         """Close everything."""
         for part in (self._jsonl, self._tensorboard, self.dashboard):
             if part is not None:
-                part.close()
+                with suppress(OSError):  # a full disk must not hide how the run ended
+                    part.close()
         self._jsonl = self._tensorboard = None

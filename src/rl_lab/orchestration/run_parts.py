@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
 
 from rl_lab.core.optim import Optimizer
@@ -15,6 +14,7 @@ from rl_lab.core.workflow import Workflow
 from rl_lab.data.collector import RolloutCollector
 from rl_lab.orchestration.evaluation import Evaluator
 from rl_lab.orchestration.loggers import MetricSums
+from rl_lab.orchestration.loop import all_finite
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 
 WEIGHTS = ("components", "controllers", "workflow_custom")  # the sections that acting needs
@@ -63,11 +63,10 @@ class AgentParts:
         self.workflow.set_state(state["workflow_custom"])
 
     def nonfinite_part(self) -> str | None:
-        """Return the name of a part with a weight that is not finite."""
-        for name, module in {**self.components, **self.controllers}.items():
-            if isinstance(module, nn.Module) and not all(
-                bool(torch.isfinite(p.detach().sum())) for p in module.parameters() if p.is_floating_point()
-            ):
+        """Return the name of a part, target networks included, with a weight that is not finite."""
+        own = {name: getattr(self.workflow, name) for name in self.workflow.checkpointed}
+        for name, module in {**self.components, **self.controllers, **own}.items():
+            if isinstance(module, nn.Module) and not all_finite(module.parameters()):
                 return name
         return None
 

@@ -1,0 +1,40 @@
+"""REL1: a run that was stopped and resumed equals the one that never was, in every bit that is not wall time."""
+
+import functools
+import random
+
+import pytest
+
+from tests.reliability.compare import differences, newest, snapshot
+from tests.reliability.workloads import WORKLOADS, train
+
+SEGMENTS = ("small_segments", 700)  # several segments even in these small rings, which wrap around
+
+
+@pytest.fixture(scope="session")
+def reference(warm, memory_folder):
+    """Run a workload without a stop, once."""
+
+    @functools.cache
+    def run(name):
+        folder = memory_folder / f"reference-{name}"
+        assert warm.run(train(name, folder), memory_folder / f"{name}.log", SEGMENTS) == 0, name
+        return folder, snapshot(folder)
+
+    return run
+
+
+def stop_points(name, folder, count=3):
+    total = newest(folder).manifest["counters"]["actions"]
+    return sorted(random.Random(name).sample(range(1, total - 1), count))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_stopped_three_times_equals_uninterrupted(warm, reference, folder, name):
+    original, expected = reference(name)
+    log = folder / "log"
+    for point, signal in zip(stop_points(name, original), ("SIGTERM", "SIGKILL", "SIGTERM"), strict=True):
+        status = warm.run(train(name, folder / "run"), log, SEGMENTS, ("stop_at", point, signal))
+        assert status == (75 if signal == "SIGTERM" else -9), log.read_text()
+    assert warm.run(train(name, folder / "run"), log, SEGMENTS) == 0, log.read_text()
+    assert differences(snapshot(folder / "run"), expected) == []

@@ -1,0 +1,65 @@
+"""The runs that the tests stop, kill and damage. A new workflow joins by one line."""
+
+from __future__ import annotations
+
+_OFTEN = (
+    "checkpoint.every_steps=40",
+    "checkpoint.every_seconds=null",
+    "evaluation.every=90",
+    "evaluation.episodes=2",
+    "logging.every=50",
+    "logging.tensorboard=false",
+    "experiment.device=cpu",
+    "--quiet",
+)
+_REPLAY = ("buffer.capacity=120", "buffer.min_size=32", "buffer.batch_size=8")
+_DQN = ("components.q_network.hidden=[8]", "optimizers.agent.learning_rate.steps=2000", *_REPLAY, *_OFTEN)
+_PPO = (
+    "controllers.actor.network.hidden=[8]",
+    "controllers.critic.network.hidden=[8]",
+    "environment.num_envs=3",
+    "workflow.num_epochs=2",
+    "workflow.minibatch_size=16",
+    *_OFTEN,
+)
+_SHORT_ROLLOUTS = "training.phases.0.workflow_hooks.0.collect=9"
+_TOY = ("--allow=tests", *_OFTEN)
+_TDMPC = (
+    "_dims.latent=8",
+    "algorithm.encoder_hidden=[8]",
+    "algorithm.hidden=[8]",
+    "components.planner.num_samples=8",
+    "components.planner.num_policy_samples=2",
+    "components.planner.num_elites=4",
+    "components.planner.num_iterations=1",
+    "environment.max_episode_steps=40",
+    "buffer.capacity=120",
+    "buffer.batch_size=4",
+    "training.phases.0.duration_steps=50",
+    "training.phases.0.workflow_hooks.0.collect=25",
+    "training.total_timesteps=120",
+    *_OFTEN,
+)
+
+WORKLOADS: dict[str, tuple[str, ...]] = {
+    "dqn": ("dqn_cartpole", "training.total_timesteps=320", "training.phases.0.workflow_hooks.0.collect=8", *_DQN),
+    "dqn_prioritized": ("dqn_cartpole", "buffer=prioritized", "training.total_timesteps=400", *_DQN),
+    "dqn_gymnasium": (
+        "dqn_cartpole",
+        "environment.id=CartPole-v1",
+        "environment.num_envs=2",
+        "training.total_timesteps=400",
+        *_DQN,
+    ),
+    "ppo_discrete": ("ppo_cartpole", "training.total_timesteps=300", _SHORT_ROLLOUTS, *_PPO),
+    "ppo_continuous": ("ppo_pendulum", "training.total_timesteps=300", _SHORT_ROLLOUTS, *_PPO),
+    "curriculum": ("curriculum", *_DQN),
+    "recurrent": ("recurrent", *_TOY),
+    "stepping": ("stepping", *_TOY),
+    "tdmpc2": ("tdmpc2_swingup", *_TDMPC),
+}
+
+
+def train(name: str, folder: object, *more: str) -> list[str]:
+    """Return the words of `rl-lab train` for a workload in a folder."""
+    return ["train", *WORKLOADS[name], *more, f"--run-dir={folder}"]
