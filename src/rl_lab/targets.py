@@ -21,6 +21,7 @@ OUR_PACKAGES = ("rl_lab.components", "rl_lab.core.schedules", "rl_lab.data", "rl
 ALLOWED_PACKAGES = (*OUR_PACKAGES, "torch.nn", "torch.optim")
 # Of torch only modules, optimisers and nn.functional, under the names that it publishes: further inside are functions
 # that import any module by its name (torch.nn.attention._fa4).
+MAX_PATH = 200  # characters: Python looks for a path name by name, however long
 TORCH_NAMESPACES = ("torch.nn", "torch.nn.functional", "torch.optim")
 
 
@@ -63,7 +64,7 @@ def resolve_target(node: Any, key: str, allow: Sequence[str] = ()) -> Callable[.
 def _may_be_imported(path: str, module_path: str, allow: Sequence[str]) -> bool:
     if _within(path, allow):
         return True
-    is_public = not any(name.startswith("_") for name in path.split("."))
+    is_public = len(path) <= MAX_PATH and not any(name.startswith("_") for name in path.split("."))
     return is_public and (_within(path, OUR_PACKAGES) or module_path in TORCH_NAMESPACES)
 
 

@@ -271,7 +271,6 @@ EXPERIMENT_PLACES: dict[str, Edit] = {
         "environment", {"id": "GymV21Environment-v0", "kwargs": {"env_id": f"{EVIL}:E"}}
     ),
     "environment: a path": put("environment.id", f"tiny/../../{EVIL}"),
-    "environment: a task that is a path": put("environment.id", f"dmc/../../{EVIL}-x"),
     "environment: a list": put("environment.id", [EVIL]),
     "environment: a node": put("environment.id", SYSTEM),
     "environment: moves the cursor": put("environment.id", "\x1b]0;x\x07\x1b[2J"),
