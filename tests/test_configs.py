@@ -467,6 +467,7 @@ def test_parts_are_initialised_by_name_not_by_order():
     weights = [e.controllers["critic"].network.layers[0].weight for e in (first, again, other)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
+    assert not torch.equal(weights[0], first.controllers["actor"].network.layers[0].weight)  # of the same shape
     for experiment in (first, again, other):
         experiment.close()
 

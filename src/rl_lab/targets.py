@@ -21,8 +21,8 @@ OUR_PACKAGES = ("rl_lab.components", "rl_lab.core.schedules", "rl_lab.data", "rl
 ALLOWED_PACKAGES = (*OUR_PACKAGES, "torch.nn", "torch.optim")
 # Of torch only modules, optimisers and nn.functional, under the names that it publishes: further inside are functions
 # that import any module by its name (torch.nn.attention._fa4).
-MAX_PATH = 200  # characters: Python looks for a path name by name, however long
 TORCH_NAMESPACES = ("torch.nn", "torch.nn.functional", "torch.optim")
+MAX_PATH = 200  # characters: Python would look for a path name by name, however long it is
 
 
 def resolve_target(node: Any, key: str, allow: Sequence[str] = ()) -> Callable[..., Any]:

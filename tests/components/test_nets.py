@@ -102,6 +102,7 @@ def test_a_copy_has_memory_of_its_own():
     network = MLP(5, 3)
     assert_numpy_equals_torch(network)
     copied = copy.deepcopy(network)
+    assert copied._views == []  # what it looks at is its own
     with torch.no_grad():
         before = network(inputs(3))
         for parameter in copied.parameters():
