@@ -127,7 +127,7 @@ def test_targets(cases, lab, tmp_path):
     enter(cases, AT_TARGETS, refused_with_list, lab, tmp_path)
 
 
-@pytest.mark.parametrize("cases", in_turn(list(TARGETS)[::4], [OWN]))
+@pytest.mark.parametrize("cases", in_turn(list(TARGETS)[::8], [OWN]))
 def test_targets_in_own_files(cases, lab, tmp_path):
     enter(cases, AT_TARGETS, refused_with_list, lab, tmp_path)
 

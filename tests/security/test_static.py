@@ -63,7 +63,7 @@ def code_from_data(tree: ast.AST) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             names = [node.module or "", *(f"{node.module}.{entry.name}" for entry in node.names)]
             found += [name for name in names if is_forbidden_module(name) or name in NAMES]
-        elif isinstance(node, (ast.Name, ast.Attribute, ast.Call)):
+        elif isinstance(node, (ast.Attribute, ast.Call)) or (isinstance(node, ast.Name) and type(node.ctx) is ast.Load):
             name = full_name(node, known)
             if name in NAMES or is_forbidden_module(name):
                 found.append(name)
@@ -131,6 +131,7 @@ def test_the_search_finds_it(text):
         "import re\nre.compile('x')",
         "import torch\ntorch.compile(f)",
         "model.eval()",
+        "class Settings:\n    compile: bool = True",
         "yaml.safe_load(text)",
         "run(words, shell=False)",
         "from safetensors.torch import load as load_safetensors\nload_safetensors(data)",

@@ -29,6 +29,9 @@ def minibatches(batch: Batch, size: int, generator: torch.Generator) -> Iterator
         raise ValueError(f"minibatches are taken from a flat batch, not from {list(batch.shape)}: flatten() it first")
     if size < 1:
         raise ValueError(f"a minibatch needs at least one row, not {size}")
+    if size >= len(batch):  # one piece: its order does not matter
+        yield replace_unchecked(batch, infos=())
+        return
     order = torch.randperm(len(batch), generator=generator, device=generator.device).to(batch.rewards.device)
     # One gather per column, then views: cheaper than a gather per piece.
     shuffled = replace_unchecked(batch, infos=()).map(lambda leaf: leaf.index_select(0, order))
