@@ -123,10 +123,13 @@ def owned(folder: Path) -> Iterator[None]:
                 value=str(folder),
                 remedy="wait for it, stop it, or choose another folder",
             )
-        with contextlib.suppress(OSError):  # on a full disk the run has no name, but an owner
-            os.ftruncate(file.fileno(), 0)
-            os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-        yield
+        try:
+            with contextlib.suppress(OSError):  # on a full disk the run has no name, but an owner
+                os.ftruncate(file.fileno(), 0)
+                os.write(file.fileno(), f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            yield
+        finally:
+            os.ftruncate(file.fileno(), 0)  # this process may live on, and the next owner be asked for its name
 
 
 def _lock(file: IO[str], patience: float = 1.0) -> str | None:

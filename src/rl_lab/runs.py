@@ -284,14 +284,17 @@ def _starting_point(config: RunConfig, warm: bool) -> StartingPoint | None:
 
 def _run(experiment: Experiment, orchestrator: Orchestrator, folder: Path, *, start: StartingPoint | None) -> Outcome:
     found = experiment.checkpoints.load_latest(experiment.max_checkpoint_bytes())
-    if found is None:
-        _clear(folder)
-        if start is not None:
-            found = _begin_from(start, experiment, folder)
-    Files().replace(folder / "config.yaml", to_yaml(experiment.composed).encode())
-    if found is None:
-        (folder / "command.txt").write_text(shlex.join(sys.argv) + "\n")
-    else:
+    try:
+        if found is None:
+            _clear(folder)
+            if start is not None:
+                found = _begin_from(start, experiment, folder)
+        Files().replace(folder / "config.yaml", to_yaml(experiment.composed).encode())
+        if found is None:
+            (folder / "command.txt").write_text(shlex.join(sys.argv) + "\n")
+    except OSError as error:
+        raise RunError(f"the run folder {folder} cannot be written: {error.strerror}") from None
+    if found is not None:
         torch.set_num_threads(found.manifest["threads"])
         _tell_versions(found)
         _restore(orchestrator, found)

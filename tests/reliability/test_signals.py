@@ -75,11 +75,11 @@ def test_the_real_command(tmp_path):
 
 def test_the_second_interrupt_aborts_at_once(warm, folder):
     progress, log = folder / "progress", folder / "log"
-    slow = ("slow_hooks", 30.0)
-    child = warm.start(train("dqn", folder / "run"), log, ("note_progress", str(progress)), slow)
-    time.sleep(0.5)
+    setup = (("slow_hooks", 30.0), ("note_progress", str(progress)))
+    child = warm.start(train("dqn", folder / "run"), log, *setup)
+    wait_for_progress(progress)
     child.signal(signal.SIGINT)
-    time.sleep(0.2)
+    time.sleep(0.3)
     sent = time.monotonic()
     child.signal(signal.SIGINT)
     assert child.wait() == 130, log.read_text()

@@ -203,13 +203,15 @@ def _update(
     def call(source: Any, batch: Batch | None) -> None:
         result = method(phase=phase) if batch is None else method(batch, phase=phase)
         metrics, columns = _answer(result)
-        collected.append(metrics)
         failed = [optimizer for optimizer in optimizers if optimizer.nonfinite]  # the step itself was not applied
-        if batch is not None and columns and not failed:
-            source.write(batch.rows, columns)
         for optimizer in failed:
             optimizer.nonfinite.zero_()
+        if failed:
             on_nonfinite(f"{hook.name} in phase '{phase.name}' met a loss or gradient that is not finite", batch)
+            return
+        collected.append(metrics)
+        if batch is not None and columns:
+            source.write(batch.rows, columns)
 
     if not workflow.takes_batch(hook.name):
         for _ in range(hook.times):
