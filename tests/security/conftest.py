@@ -46,6 +46,7 @@ def use_every_door(folder: Path) -> int:
         ["resume", run, "--quiet"],
         ["eval", run, "--episodes", "1"],
         ["export", run, scratch],
+        ["list", "runs", "--root", folder],
         ["train", "dqn_cartpole", "--dry-run"],
         ["train", "dqn_cartpole", "environment.id=CartPole-v1", "--dry-run"],
     ):

@@ -19,7 +19,7 @@ from tests.security import artefacts
 from tests.security.artefacts import newest
 from tests.security.corpus import in_turn, make_victim, run_cases
 from tests.security.hostile_checkpoints import HARMLESS, RUNS, STATES, WEIGHTS, Tamper
-from tests.security.sandbox import Job, Report
+from tests.security.sandbox import Job, Report, run_one
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,20 @@ def test_links_at_other_doors(cases, lab, tmp_path):
 @pytest.mark.parametrize("cases", in_turn(HARMLESS, ["resume", "export the last"]))
 def test_odd_and_harmless(cases, lab, tmp_path):
     enter(cases, HARMLESS, loaded, lab, tmp_path, at_run=True)
+
+
+SUMMARIES = [case for case in (*RUNS, *HARMLESS) if "summary" in case or "configuration" in case]
+
+
+@pytest.mark.parametrize("case", SUMMARIES)
+def test_lists_of_runs(case, lab, tmp_path):
+    """`rl-lab list` shows what is below a folder, whoever wrote it."""
+    make_victim(tmp_path)
+    run = artefacts.copy(lab / "dqn", tmp_path / "artefact")
+    {**RUNS, **HARMLESS}[case](run)
+    report = run_one(partial(cli.main, ["list", "runs", "--root", "."]), tmp_path, untouchable=[tmp_path / "victim"])
+    assert report.problem(0) is None, report
+    assert "\x1b" not in report.output
 
 
 def test_the_corpus_is_large():

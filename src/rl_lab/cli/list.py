@@ -9,7 +9,7 @@ from pathlib import Path
 from rl_lab.cli.groups import config_files
 from rl_lab.cli.runs import Run, find_runs
 from rl_lab.cli.terminal import table
-from rl_lab.core.errors import UserError
+from rl_lab.core.errors import UserError, shown
 
 _GROUPS = {
     "experiments": ("experiment",),
@@ -68,9 +68,9 @@ def _run_row(entry: Run) -> Sequence[str]:
     summary = entry.summary
     steps = summary.get("agent_steps")
     return [
-        entry.name,
-        "?" if entry.seed is None else str(entry.seed),
-        "-" if steps is None else f"{steps:,}",
+        shown(entry.name),
+        "?" if entry.seed is None else shown(str(entry.seed)),
+        f"{steps:,}" if isinstance(steps, int) else "-",
         _mean_return(summary.get("last_evaluation")),
         _mean_return(summary.get("best_evaluation")),
         "yes" if summary.get("finished") else "no",
@@ -78,6 +78,6 @@ def _run_row(entry: Run) -> Sequence[str]:
     ]
 
 
-def _mean_return(evaluation: dict[str, float] | None) -> str:
-    value = (evaluation or {}).get("return_mean")
-    return "-" if value is None else f"{value:.1f}"
+def _mean_return(evaluation: object) -> str:
+    value = evaluation.get("return_mean") if isinstance(evaluation, dict) else None
+    return f"{value:.1f}" if isinstance(value, (int, float)) else "-"

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.core.errors import UserError
+from rl_lab.orchestration.files import Files
 
+_MAX_BYTES = 2**24
 _MARKS = ("metrics.jsonl", "summary.json", "checkpoints", "command.txt")
 
 
@@ -25,10 +27,17 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """What summary.json says; empty while there is none."""
         try:
-            summary = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+            summary = json.loads(self._read("summary.json"))
+        except (OSError, ValueError, RecursionError):
             return {}
         return summary if isinstance(summary, dict) else {}
+
+    def _read(self, name: str) -> bytes:
+        """Read a file that a stranger may have written: no link, pipe or device, and nothing huge."""
+        files = Files()
+        if files.size(self.folder / name) > _MAX_BYTES:
+            raise ValueError(f"{name} is too large")
+        return files.read(self.folder / name)
 
     @property
     def name(self) -> str:
@@ -47,10 +56,10 @@ class Run:
         import yaml
 
         try:
-            config = yaml.safe_load((self.folder / "config.yaml").read_text(encoding="utf-8"))
+            config = yaml.safe_load(self._read("config.yaml"))
             experiment = config["experiment"]
             return experiment["name"], experiment["seed"]
-        except (OSError, yaml.YAMLError, KeyError, TypeError):
+        except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError):
             return self.folder.name, None
 
     def records(self, *keys: str) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ def pack(steps: Sequence[Batch]) -> Batch:
 
 
 def minibatches(batch: Batch, size: int, generator: torch.Generator) -> Iterator[Batch]:
-    """Yield a flat batch in shuffled pieces, every row once; the last piece may be smaller."""
+    """Yield a flat batch in shuffled pieces, every row once; the last may be smaller, a single one is not shuffled."""
     if batch.rewards.dim() != 1:
         raise ValueError(f"minibatches are taken from a flat batch, not from {list(batch.shape)}: flatten() it first")
     if size < 1:
