@@ -1,6 +1,8 @@
 """What a saved configuration and a state may contain: the limits themselves, and that good ones are far from them."""
 
 import json
+import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,10 @@ from omegaconf import OmegaConf
 from rl_lab.composition import load_experiment, to_yaml
 from rl_lab.core.errors import UserError, hide, shown
 from rl_lab.orchestration import state_files
+from rl_lab.orchestration.files import Files
 from rl_lab.orchestration.state_files import decode, encode, read_json
 from rl_lab.overrides import group_options
-from rl_lab.trust import MAX_CONFIG_BYTES, MAX_NODES, check_folder, load_saved, read_saved
+from rl_lab.trust import MAX_CONFIG_BYTES, MAX_NODES, check_folder, load_saved, read_saved, read_text
 from tests.security.artefacts import safetensors
 
 
@@ -63,6 +66,22 @@ def test_folders_may_lie_behind_links_but_not_contain_any(tmp_path):
     (run / "checkpoints" / "latest").symlink_to(run)
     with pytest.raises(UserError, match="there is a link"):
         check_folder(tmp_path / "link")
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "device", "folder"])
+def test_only_regular_files_are_read(kind, tmp_path):
+    """The store itself does not follow links or wait for pipes, whoever has looked at the folder before."""
+    (tmp_path / "real").write_text("secret")
+    make = {
+        "link": lambda path: path.symlink_to(tmp_path / "real"),
+        "pipe": os.mkfifo,
+        "device": lambda path: path.symlink_to("/dev/zero"),
+        "folder": Path.mkdir,
+    }
+    make[kind](tmp_path / "file")
+    for call in (Files().size, Files().read, partial(read_text, max_bytes=100)):
+        with pytest.raises((OSError, ValueError)):
+            call(tmp_path / "file")
 
 
 def tensors(count: int) -> bytes:
