@@ -72,8 +72,9 @@ def _may_be_called(target: Any, allow: Sequence[str]) -> bool:
     defined = f"{target.__module__}.{target.__name__}"
     if _within(defined, (*OUR_PACKAGES, *allow)):
         return True
-    is_part = inspect.isclass(target) and issubclass(target, (nn.Module, torch.optim.Optimizer))
-    return _within(defined, ALLOWED_PACKAGES) and (is_part or target.__module__ == "torch.nn.functional")
+    if inspect.isclass(target):
+        return _within(defined, ALLOWED_PACKAGES) and issubclass(target, (nn.Module, torch.optim.Optimizer))
+    return target.__module__ == "torch.nn.functional"
 
 
 def _import(module_path: str, path: str, key: str) -> types.ModuleType:
