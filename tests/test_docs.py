@@ -185,7 +185,9 @@ def test_commands_in_blocks_work(page, monkeypatch, capsys):
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "path", list(sys.path))
         if words[0] == "train" and not any("RUN" in word for word in words):
-            assert main(words if "--cfg" in words else cheap(words)) == 0, (command, capsys.readouterr())
+            code, said = main(words if "--cfg" in words else cheap(words)), capsys.readouterr()
+            missing_extra = code == 2 and 'pip install "rl-lab[' in said.err  # the page says that it is needed
+            assert code == 0 or missing_extra, (command, said)
         elif words[0] in ("list", "--help", "--version", "check-env"):
             assert main(words) == 0, (command, capsys.readouterr())
 
