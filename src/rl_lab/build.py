@@ -95,7 +95,7 @@ def build_experiment(
         )
         workflow.initialize(context_of(experiment))
         if config.training.compile == "parts":
-            compile_parts(vars(workflow).values())
+            compile_parts([*vars(workflow).values(), workflow])
         check_decisions(workflow, collector, "controllers" if controllers else "components")
         experiment.scheduler.next_action()  # a curriculum that cannot begin is refused before a folder is made
         opened.pop_all()
@@ -198,7 +198,11 @@ def build_evaluator(
         environments, seeds, stream="evaluate", device=device, initial_state=workflow.initial_state(num_envs)
     )
     return Evaluator(
-        collector, workflow.act, section.episodes, counters=lambda: (counters.env_steps, counters.agent_steps)
+        collector,
+        workflow.act,
+        section.episodes,
+        counters=lambda: (counters.env_steps, counters.agent_steps),
+        inspect=workflow.inspect if section.inspect and workflow.inspects else None,
     )
 
 

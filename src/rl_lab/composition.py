@@ -32,6 +32,7 @@ EXTENDING_KEYS = (
     "training.total_timesteps",
     "training.stop_at_return",
     "training.resume_path",
+    "evaluation.inspect",
     "logging",
     "checkpoint",
 )

@@ -48,6 +48,14 @@ class CollectResult:
 
 
 @dataclass(frozen=True)
+class Inspection:
+    """What a workflow sees when it looks at evaluation episodes with its model."""
+
+    metrics: Metrics = field(default_factory=dict)  # bare names, logged under `eval/`
+    pictures: Mapping[str, Any] = field(default_factory=dict)  # name to uint8 [H, W, 3], a tensor or an array
+
+
+@dataclass(frozen=True)
 class Event:
     """What the loop yields after every hook."""
 
@@ -148,10 +156,29 @@ class Workflow:
         """Roll the world model out: a [H, B] batch, so that returns and losses cannot tell."""
         raise NotImplementedError(f"{type(self).__name__} has no world model to imagine with")
 
+    def inspect(self, trajectory: Batch, *, generator: torch.Generator) -> Inspection:
+        """Define this to look at evaluation episodes with the model; it is called without gradients.
+
+        `trajectory` is [T, E] on the agent's device: one column for each episode, from its first step.
+        `trajectory["valid"]` is False after an episode's end; where neither flag is set at the last valid row, the
+        recording was cut there. All chance comes from `generator`, and nothing that training uses may change.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has nothing to inspect")
+
     @property
     def acts(self) -> bool:
         """Whether this workflow decides actions, and so can be evaluated."""
         return type(self).act is not Workflow.act
+
+    @property
+    def inspects(self) -> bool:
+        """Whether this workflow looks at evaluation episodes; otherwise they are not kept."""
+        return type(self).inspect is not Workflow.inspect
+
+    @property
+    def has_planner(self) -> bool:
+        """Whether planning can be switched off: such a workflow declares a field `plan: bool`."""
+        return any(entry.name == "plan" for entry in declared_fields(type(self)))
 
     @property
     def collects(self) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from rl_lab.core.batch import Batch, Tree, tree_leaves, tree_map, tree_zip
 from rl_lab.core.seeding import SeedTree
 from rl_lab.core.workflow import Act, CollectResult
+from rl_lab.data.episodes import EpisodeRecord
 
 ActFunction = Callable[..., Act]
 
@@ -130,11 +131,18 @@ class RolloutCollector:
         )
 
     def collect_episodes(
-        self, act: ActFunction, num_episodes: int, *, explore: bool = False, on_step: Callable[[], None] | None = None
+        self,
+        act: ActFunction,
+        num_episodes: int,
+        *,
+        explore: bool = False,
+        on_step: Callable[[], None] | None = None,
+        record: EpisodeRecord | None = None,
     ) -> tuple[list[float], list[int]]:
         """Play whole episodes from a fresh start and return their returns and lengths, in a fixed order.
 
-        Environment i plays the episodes i, i + N, i + 2N, ...: short episodes are not preferred.
+        Environment i plays the episodes i, i + N, i + 2N, ...: short episodes are not preferred. What an environment
+        plays after its last one is neither counted nor recorded.
         """
         self.episode_index = np.zeros(self.num_envs, dtype=np.int64)
         self.reset()
@@ -147,7 +155,12 @@ class RolloutCollector:
             said = act(seen, self.state, explore=explore, generator=self.generator)
             if said.state is not None:
                 self.state = tree_map(Tensor.clone, said.state)
-            successor, rewards, terminated, truncated, _ = self.environments.step(said.actions.cpu().numpy())
+            taken = said.actions.cpu().numpy()
+            successor, rewards, terminated, truncated, _ = self.environments.step(taken)
+            if record is not None:
+                numbers = np.array([i + self.num_envs * len(own) for i, own in enumerate(played)])
+                numbers[numbers >= num_episodes] = -1
+                record.add(numbers, self.observations, taken, rewards, terminated, truncated, successor)
             self.running_returns += rewards
             self.running_lengths += 1
             done = terminated | truncated

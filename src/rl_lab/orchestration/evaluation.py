@@ -8,9 +8,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
-from rl_lab.core.workflow import Metrics
+from rl_lab.core.workflow import Inspection, Metrics
 from rl_lab.data.collector import ActFunction, RolloutCollector
+from rl_lab.data.episodes import EpisodeRecord
+
+Inspect = Callable[..., Inspection]
 
 
 @dataclass(frozen=True)
@@ -45,24 +49,43 @@ class Evaluation:
         }
 
 
+def play_and_inspect(
+    collector: RolloutCollector, act: ActFunction, episodes: int, inspect: Inspect | None, *, explore: bool = False
+) -> tuple[list[float], list[int], Inspection]:
+    """Play episodes; where the workflow inspects, keep them and let it look. The chance of both is the Collector's."""
+    record = None if inspect is None else EpisodeRecord(episodes)
+    returns, lengths = collector.collect_episodes(act, episodes, explore=explore, record=record)
+    if inspect is None or record is None:
+        return returns, lengths, Inspection()
+    with torch.no_grad():
+        return returns, lengths, inspect(record.trajectory(collector.device), generator=collector.generator)
+
+
 class Evaluator:
     """Plays the same episodes at every call: fixed environment seeds; chance of the policy by evaluation index."""
 
     def __init__(
-        self, collector: RolloutCollector, act: ActFunction, episodes: int, *, counters: Callable[[], tuple[int, int]]
+        self,
+        collector: RolloutCollector,
+        act: ActFunction,
+        episodes: int,
+        *,
+        counters: Callable[[], tuple[int, int]],
+        inspect: Inspect | None = None,
     ) -> None:
-        self.collector, self.act, self.episodes = collector, act, episodes
+        self.collector, self.act, self.episodes, self.inspect = collector, act, episodes, inspect
         self._counters = counters  # env_steps, agent_steps
         self.history: list[Evaluation] = []
+        self.inspection = Inspection()  # of the latest evaluation
 
     def __call__(self) -> Metrics:
         """Evaluate, remember it, and return its metrics."""
         seeds = self.collector.seeds
         self.collector.generator.manual_seed(seeds.seed(f"{self.collector.stream}/index", len(self.history)))
-        returns, lengths = self.collector.collect_episodes(self.act, self.episodes)
+        returns, lengths, self.inspection = play_and_inspect(self.collector, self.act, self.episodes, self.inspect)
         env_steps, agent_steps = self._counters()
         self.history.append(Evaluation(env_steps, agent_steps, tuple(returns), tuple(lengths)))
-        return self.history[-1].metrics()
+        return {**self.inspection.metrics, **self.history[-1].metrics()}
 
     @property
     def last(self) -> Evaluation | None:

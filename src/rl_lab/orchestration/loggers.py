@@ -260,6 +260,13 @@ class TensorBoardLogger:
         if time.monotonic() - self._flushed > 10:
             self.flush()
 
+    def write_picture(self, tag: str, step: int, data: bytes, shape: Sequence[int]) -> None:
+        """Write a PNG of this shape, [H, W, 3]."""
+        height, width, channels = shape
+        image = self._summary.Image(height=height, width=width, colorspace=channels, encoded_image_string=data)
+        summary = self._summary(value=[self._summary.Value(tag=tag, image=image)])
+        self._writer.write_event(self._event(wall_time=time.time(), step=step, summary=summary))
+
     def flush(self) -> None:
         """Hand everything to the operating system."""
         self._writer.flush()

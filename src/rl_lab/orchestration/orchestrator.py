@@ -344,8 +344,10 @@ class Orchestrator:
         evaluation = self.evaluator.last
         assert evaluation is not None
         self._evaluated_steps = self.counters.agent_steps
-        metrics: dict[str, Any] = prefixed("evaluate", evaluation.metrics())
+        inspection = self.evaluator.inspection
+        metrics: dict[str, Any] = prefixed("evaluate", {**inspection.metrics, **evaluation.metrics()})
         self._write(metrics | {"eval/returns": list(evaluation.returns)})
+        self.recorder.write_pictures(inspection.pictures, self.counters.env_steps)
         if evaluation is self.evaluator.best:
             try:
                 self.checkpoints.save_best(self.parts.parameters(), self._facts())

@@ -11,6 +11,7 @@ from typing import Any
 
 from rl_lab.orchestration.dashboard import Dashboard, Status
 from rl_lab.orchestration.loggers import JsonlLogger, Record, TensorBoardLogger
+from rl_lab.orchestration.pictures import png, write_picture
 
 Warn = Callable[[str], None]
 
@@ -49,6 +50,17 @@ class Recorder:
             except OSError as error:
                 self._tensorboard = None
                 self.warn(f"no more TensorBoard events: {error.strerror}")
+
+    def write_pictures(self, pictures: Mapping[str, Any], env_steps: int) -> None:
+        """Write each picture to `pictures/` and to TensorBoard; of each name the newest are kept."""
+        try:
+            for name, pixels in pictures.items():
+                data, shape = png(pixels), tuple(pixels.shape)
+                write_picture(self.folder / "pictures", env_steps, name, data)
+                if self._tensorboard is not None:
+                    self._tensorboard.write_picture(f"eval/{name}", env_steps, data, shape)
+        except OSError as error:
+            self.warn(f"a picture could not be written: {error.strerror}; training goes on")
 
     def flush(self) -> None:
         """Write what is pending, if the disk takes it."""
