@@ -162,6 +162,19 @@ def test_odd_and_harmless(cases, lab, tmp_path):
     enter(cases, HARMLESS, loaded, lab, tmp_path, at_run=True)
 
 
+@pytest.mark.parametrize("buffer", ["../../victim", "..", "/"])
+def test_an_older_checkpoint_does_not_decide_what_is_removed(buffer, lab, tmp_path):
+    """Saving removes segments that no kept checkpoint lists, in the folders that their manifests name."""
+    make_victim(tmp_path)
+    run = artefacts.copy(lab / "dqn", tmp_path / "artefact")
+    oldest = min((run / "checkpoints").glob("0*"))
+    artefacts.seal(oldest, lambda manifest: manifest.update(segments={"replay": [], buffer: []}))
+    words = ["resume", str(run), "training.total_timesteps=192", "checkpoint.keep=5", "--quiet"]
+    job = Job(partial(cli.main, words), tmp_path, [run], untouchable=[tmp_path / "victim"])
+    run_cases({buffer: job}, lambda name, report: report.problem(0))
+    assert len(list((run / "checkpoints").glob("0*"))) > 2
+
+
 SUMMARIES = [case for case in (*RUNS, *HARMLESS) if "summary" in case or "configuration" in case]
 
 
