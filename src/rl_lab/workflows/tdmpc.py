@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_lab.components.latent_model import imagined_batch, join, termination_loss, weigh
 from rl_lab.components.planners.mppi import MPPI
 from rl_lab.components.planners.rollout import rollout_dynamics_multi_step
 from rl_lab.core import noise
@@ -73,9 +73,7 @@ class TDMPCWorkflow(Workflow):
 
     def value(self, observations: Tree) -> Tensor:
         """Return the mean of all critics at the policy's mean action."""
-        latents = self.encoder(observations)
-        logits = self.critics(_join(latents, self.policy(latents)[0].tanh()))
-        return self.twohot.decode(logits).mean(0)
+        return self._mean_value(self.encoder(observations))
 
     def update_agent(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Take one step on the model, one on the policy, and move the target critics."""
@@ -86,44 +84,41 @@ class TDMPCWorkflow(Workflow):
         return metrics
 
     def _update_model(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        horizon = len(batch)
         first = tree_map(lambda leaf: leaf[0], batch.observations)
         with torch.no_grad():
             next_latents = self.encoder(batch.next_observations)  # [H, B, Z]: of the true successors
             targets = self._targets(next_latents, batch)
-        latents = [self.encoder(first)]
+        steps = [self.encoder(first)]
         for actions in batch.actions:
-            latents.append(self.dynamics(_join(latents[-1], actions)))
-        predicted = torch.stack(latents)  # [H + 1, B, Z]
-        inputs = _join(predicted[:-1], batch.actions)
-        rhos = self._rhos[:horizon]
-        errors = (predicted[1:] - next_latents).square().mean((1, 2))
-        reward_errors = self.twohot.loss(self.reward(inputs), batch.rewards).mean(1)
+            steps.append(self._step(steps[-1], actions))
+        latents = torch.stack(steps)  # [H + 1, B, Z]
+        inputs = join(latents[:-1], batch.actions)
         logits = self.critics(inputs, dropout=self.critics.dropout_noise(inputs, self.generator))
-        value_errors = self.twohot.loss(logits, targets.expand(len(logits), -1, -1)).mean((0, 2))
+        value_errors = self.twohot.loss(logits, targets.expand(len(logits), -1, -1)).mean(0)
         losses = {
-            "consistency": (errors * rhos).sum() / horizon,
-            "reward": (reward_errors * rhos).sum() / horizon,
-            "value": (value_errors * rhos).sum() / horizon,
+            "consistency": weigh((latents[1:] - next_latents).square(), self._rhos),
+            "reward": weigh(self.twohot.loss(self.reward(inputs), batch.rewards), self._rhos),
+            "value": weigh(value_errors, self._rhos),
         }
         weights = {"consistency": self.consistency_weight, "reward": self.reward_weight, "value": self.value_weight}
+        errors: Metrics = {}
         if self.termination is not None:
-            ends = self.termination(predicted[1:]).squeeze(-1)
-            losses["termination"] = F.binary_cross_entropy_with_logits(ends, batch.terminated.to(ends.dtype))
+            logits = self.termination(latents[1:]).squeeze(-1)
+            losses["termination"], errors = termination_loss(logits, batch.terminated)
             weights["termination"] = self.termination_weight
-        return predicted.detach(), dict(self.model_optimizer.step(losses, weights))
+        return latents.detach(), {**self.model_optimizer.step(losses, weights), **errors}
 
     @torch.no_grad()
     def _targets(self, next_latents: Tensor, batch: Batch) -> Tensor:
         """Return TD targets [H, B]: the lesser of two random target critics, nothing after a termination."""
         actions = self.policy.sample(next_latents, self.generator).actions
         pair = self._pair(next_latents, self.generator)
-        values = self.twohot.decode(self.target_critics(_join(next_latents, actions), pair)).amin(0)
+        values = self.twohot.decode(self.target_critics(join(next_latents, actions), pair)).amin(0)
         return batch.rewards + self.gamma * (~batch.terminated).to(values.dtype) * values
 
     def _update_policy(self, latents: Tensor) -> Metrics:
         said = self.policy.sample(latents, self.generator)
-        inputs = _join(latents, said.actions)
+        inputs = join(latents, said.actions)
         pair = self._pair(latents, self.generator)
         dropout = self.critics.dropout_noise(inputs, self.generator, len(pair))
         values = self.twohot.decode(self.critics(inputs, pair, dropout, frozen=True)).mean(0)  # [H + 1, B]
@@ -143,33 +138,23 @@ class TDMPCWorkflow(Workflow):
 
     def imagine(self, *, horizon: int, **kwargs: Any) -> Batch:
         """Let the policy act in the model from `latents` [B, Z]: a [H, B] batch of latents."""
-        latents: Tensor = kwargs["latents"]
-        steps, actions = [latents], []
+        steps, actions = [kwargs["latents"]], []
         for _ in range(horizon):
             actions.append(self.policy.sample(steps[-1], self.generator).actions)
             steps.append(self._step(steps[-1], actions[-1]))
         chosen = torch.stack(actions)
-        rollout = rollout_dynamics_multi_step(latents, chosen, self._step, self._reward, self._ended)
-        values = self.twohot.decode(self.critics(_join(rollout.latents, self.policy(rollout.latents)[0].tanh()))).mean(
-            0
-        )
-        ended = rollout.alive[1:] < rollout.alive[:-1]
-        return Batch(
-            observations=rollout.latents[:-1],
-            actions=chosen,
-            rewards=rollout.rewards,
-            terminated=ended,
-            truncated=torch.zeros_like(ended),
-            next_observations=rollout.latents[1:],
-            extras={"discounts": self.gamma * rollout.alive[1:], "next_values": values[1:], "values": values[:-1]},
-        )
+        rollout = rollout_dynamics_multi_step(steps[0], chosen, self._step, self._reward, self._ended)
+        return imagined_batch(rollout, chosen, self._mean_value(rollout.latents), self.gamma)
+
+    def _mean_value(self, latents: Tensor) -> Tensor:
+        return self.twohot.decode(self.critics(join(latents, self.policy(latents)[0].tanh()))).mean(0)
 
     def _model(self, generator: torch.Generator | None) -> Mapping[str, Any]:
         """Return what the planner looks ahead with."""
 
         def value(latents: Tensor) -> Tensor:
             actions = self.policy.sample(latents, generator).actions
-            return self.twohot.decode(self.critics(_join(latents, actions), self._pair(latents, generator))).mean(0)
+            return self.twohot.decode(self.critics(join(latents, actions), self._pair(latents, generator))).mean(0)
 
         return {
             "dynamics": self._step,
@@ -181,10 +166,10 @@ class TDMPCWorkflow(Workflow):
         }
 
     def _step(self, latents: Tensor, actions: Tensor) -> Tensor:
-        return self.dynamics(_join(latents, actions))
+        return self.dynamics(join(latents, actions))
 
     def _reward(self, latents: Tensor, actions: Tensor) -> Tensor:
-        return self.twohot.decode(self.reward(_join(latents, actions)))
+        return self.twohot.decode(self.reward(join(latents, actions)))
 
     def _ended(self, latents: Tensor) -> Tensor:
         if self.termination is None:
@@ -193,7 +178,3 @@ class TDMPCWorkflow(Workflow):
 
     def _pair(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
         return noise.permutation(self.critics.num_members, like, generator)[:2]
-
-
-def _join(latents: Tensor, actions: Tensor) -> Tensor:
-    return torch.cat([latents, actions], -1)
