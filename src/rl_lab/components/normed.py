@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rl_lab.core import noise
 from rl_lab.core.ranges import Count, Range
 
+ALIGNMENT = 8
 Size = Annotated[int, Range(1, 65_536)]
 
 
@@ -21,10 +22,28 @@ def simplex(values: Tensor, group: int) -> Tensor:
     return values.unflatten(-1, (-1, group)).softmax(-1).flatten(-2)
 
 
+def align(values: Tensor) -> Tensor:
+    """Fill rows up with zeros to a length that is a multiple of eight.
+
+    Tensor cores multiply such rows about three times as fast as others.
+    """
+    missing = -values.shape[-1] % ALIGNMENT
+    return F.pad(values, (0, missing)) if missing else values
+
+
+def _linear(layer: nn.Module, values: Tensor) -> Tensor:
+    return F.linear(values, _fitting(layer.weight, values.shape[-1]), layer.bias)
+
+
+def _fitting(weight: Tensor, num_inputs: int) -> Tensor:
+    """Return a weight [..., own inputs] for rows that may have been aligned."""
+    return align(weight) if num_inputs == weight.shape[-1] + -weight.shape[-1] % ALIGNMENT else weight
+
+
 class NormedMLP(nn.Module):
     """Linear, layer norm and Mish per hidden layer; the output is plain, or normalised to simplices.
 
-    `zero_output` starts the last layer at zero: predictions begin neutral.
+    `zero_output` starts the last layer at zero: predictions begin neutral. Rows may be aligned.
     """
 
     def __init__(
@@ -50,15 +69,16 @@ class NormedMLP(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """Map [..., inputs] to [..., outputs]."""
         for linear, norm in zip(self.linears[:-1], self.norms, strict=False):
-            values = F.mish(norm(linear(values)))
-        values = self.linears[-1](values)
+            values = F.mish(norm(_linear(linear, values)))
+        values = _linear(self.linears[-1], values)
         return values if self.simplex is None else simplex(self.norms[-1](values), self.simplex)
 
 
 class NormedEnsemble(nn.Module):
     """Several normalised perceptrons as one: weights stacked over the members, one batched product per layer.
 
-    Dropout acts after the first linear layer, by uniform noise that the caller drew with `dropout_noise`.
+    Rows may be aligned. Dropout acts after the first linear layer, by uniform noise that the caller drew with
+    `dropout_noise`.
     """
 
     def __init__(
@@ -103,12 +123,16 @@ class NormedEnsemble(nn.Module):
             return parameter if members is None else parameter.index_select(0, members)
 
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            rows = torch.baddbmm(pick(bias), rows, pick(weight))
+            picked = pick(weight)
+            if i == 0:
+                picked = _fitting(picked.mT, rows.shape[-1]).mT
+            rows = torch.baddbmm(pick(bias), rows, picked)
             if i == len(self.weights) - 1:
                 break
             if i == 0 and dropout is not None:
                 rows = rows * (dropout >= self.dropout) / (1.0 - self.dropout)
-            rows = F.mish(F.layer_norm(rows, rows.shape[-1:]) * pick(self.gains[i]) + pick(self.shifts[i]))
+            normed = F.layer_norm(rows, rows.shape[-1:])
+            rows = F.mish(torch.addcmul(pick(self.shifts[i]), normed, pick(self.gains[i])))
         return rows.reshape(count, *leading, -1)
 
 

@@ -33,11 +33,23 @@ class SquashedGaussianActor(nn.Module):
         mean, raw = self.network(features).chunk(2, -1)
         return mean, self.min_log_std + 0.5 * (self.max_log_std - self.min_log_std) * (raw.tanh() + 1.0)
 
+    def actions(self, features: Tensor, draws: Tensor) -> Tensor:
+        """Return the actions that standard normal draws mean, without their probabilities."""
+        mean, log_std = self(features)
+        return (mean + draws * log_std.exp()).tanh()
+
+    def given(self, features: Tensor, draws: Tensor) -> Sample:
+        """Return the actions that standard normal draws mean, differentiably."""
+        return _squashed(*self(features), draws)
+
     def sample(self, features: Tensor, generator: torch.Generator | None) -> Sample:
         """Draw actions, differentiably."""
         mean, log_std = self(features)
-        draws = noise.normal(tuple(mean.shape), mean, generator)
-        gaussian = (-0.5 * draws.square() - log_std - LOG_ROOT_TWO_PI).sum(-1)
-        raw = mean + draws * log_std.exp()
-        correction = 2.0 * (0.6931471805599453 - raw - F.softplus(-2.0 * raw))  # log(1 - tanh(raw)^2), stably
-        return Sample(raw.tanh(), mean.tanh(), gaussian - correction.sum(-1), gaussian)
+        return _squashed(mean, log_std, noise.normal(tuple(mean.shape), mean, generator))
+
+
+def _squashed(mean: Tensor, log_std: Tensor, draws: Tensor) -> Sample:
+    gaussian = (-0.5 * draws.square() - log_std - LOG_ROOT_TWO_PI).sum(-1)
+    raw = mean + draws * log_std.exp()
+    correction = 2.0 * (0.6931471805599453 - raw - F.softplus(-2.0 * raw))  # log(1 - tanh(raw)^2), stably
+    return Sample(raw.tanh(), mean.tanh(), gaussian - correction.sum(-1), gaussian)

@@ -28,7 +28,7 @@ class Plan(NamedTuple):
 class MPPI:
     """Improves a Gaussian over action sequences by the model's returns; the policy's own sequences always compete."""
 
-    pure = ("refine", "returns")  # methods without chance, which may be compiled
+    pure = ("candidates", "refine", "returns")  # methods without chance, which may be compiled
 
     def __init__(
         self,
@@ -79,8 +79,7 @@ class MPPI:
         std = torch.full_like(mean, self.max_std)
         for _ in range(self.num_iterations):
             draws = noise.normal((num_envs, self.horizon, num_free, self.action), latents, generator)
-            free = (mean.unsqueeze(2) + std.unsqueeze(2) * draws).clamp(-1.0, 1.0)
-            actions = torch.cat([proposed, free], 2)  # [E, H, N, A]
+            actions = self.candidates(mean, std, draws, proposed)  # [E, H, N, A]
             rollout = rollout_dynamics_multi_step(starts, actions.transpose(0, 1), dynamics, reward, termination)
             returns = self.returns(rollout.rewards, rollout.alive, value(rollout.latents[-1]), discount)
             elite_returns, elites = returns.topk(self.num_elites, 1)  # [E, K]
@@ -102,6 +101,12 @@ class MPPI:
             if t < self.horizon - 1:
                 latents = dynamics(latents, actions[-1])
         return torch.stack(actions, 1)
+
+    @staticmethod
+    def candidates(mean: Tensor, std: Tensor, draws: Tensor, proposed: Tensor) -> Tensor:
+        """Return the policy's sequences and those drawn around the mean."""
+        free = (mean.unsqueeze(2) + std.unsqueeze(2) * draws).clamp(-1.0, 1.0)
+        return torch.cat([proposed, free], 2)
 
     def refine(self, elite_actions: Tensor, elite_returns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return mean and deviation of the elites, weighed by their returns, and the weights [E, 1, K, 1]."""

@@ -24,12 +24,16 @@ class Rollout(NamedTuple):
 def rollout_dynamics_multi_step(
     start: Tensor, actions: Tensor, dynamics: Dynamics, reward: Reward, termination: Termination | None = None
 ) -> Rollout:
-    """Apply actions [H, ..., A] from latents [..., Z]. What happens after a predicted end is marked as not alive."""
-    latents, rewards = [start], []
-    alive = [torch.ones(start.shape[:-1], dtype=start.dtype, device=start.device)]
+    """Apply actions [H, ..., A] from latents [..., Z]. What happens after a predicted end is marked as not alive.
+
+    Only the dynamics go step by step; rewards and ends of all steps are predicted at once.
+    """
+    steps = [start]
     for action in actions:
-        rewards.append(reward(latents[-1], action))
-        latents.append(dynamics(latents[-1], action))
-        ended = 0.0 if termination is None else (termination(latents[-1]) > 0.5).to(start.dtype)
-        alive.append(alive[-1] * (1.0 - ended))
-    return Rollout(torch.stack(latents), torch.stack(rewards), torch.stack(alive))
+        steps.append(dynamics(steps[-1], action))
+    latents = torch.stack(steps)
+    rewards = reward(latents[:-1], actions)
+    alive = torch.ones(latents.shape[:-1], dtype=start.dtype, device=start.device)
+    if termination is not None:
+        alive[1:] = (termination(latents[1:]) <= 0.5).to(start.dtype).cumprod(0)
+    return Rollout(latents, rewards, alive)
