@@ -1,23 +1,93 @@
-"""Pure functions around a latent model: what enters it, how its errors are weighed, what it imagined as a batch."""
+"""LatentModel: the parts of a latent world model as one thing to plan and to imagine with; errors, targets, codes.
+
+Discrete actions are relaxed: policy and planner propose vectors in [-1, 1]^n, and the model sees the one-hot code of
+the largest entry, the action that is executed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_lab.components.planners.rollout import Rollout
+from rl_lab.components.returns import td_lambda
+from rl_lab.core import noise
 from rl_lab.core.batch import Batch
 
 
-def join(latents: Tensor, actions: Tensor) -> Tensor:
-    """Put latents and actions side by side."""
-    return torch.cat([latents, actions], -1)
+@dataclass(eq=False)
+class LatentModel:
+    """What follows an action in latent space, what it brings and what it is worth."""
 
+    dynamics: nn.Module
+    reward: nn.Module
+    policy: nn.Module
+    critics: nn.Module
+    twohot: nn.Module
+    termination: nn.Module | None
+    num_actions: int  # entries of an action vector
+    discrete: bool
 
-def join_codes(latents: Tensor, actions: Tensor, num_actions: int) -> Tensor:
-    """Put latents and the codes of discrete actions side by side."""
-    return torch.cat([latents, one_hot_code(actions, num_actions)], -1)
+    pure = ("step", "rewards", "ended", "value")  # methods without chance, which may be compiled
+
+    def join(self, latents: Tensor, actions: Tensor) -> Tensor:
+        """Put latents and actions, or the codes of discrete ones, side by side."""
+        return torch.cat([latents, one_hot_code(actions, self.num_actions) if self.discrete else actions], -1)
+
+    def executed(self, actions: Tensor) -> Tensor:
+        """Return what the environment gets of a vector."""
+        return actions.argmax(-1) if self.discrete else actions
+
+    def step(self, latents: Tensor, actions: Tensor) -> Tensor:
+        """Return the next latents."""
+        return self.dynamics(self.join(latents, actions))
+
+    def rewards(self, latents: Tensor, actions: Tensor) -> Tensor:
+        """Return the rewards of actions."""
+        return self.twohot.decode(self.reward(self.join(latents, actions)))
+
+    def ended(self, latents: Tensor) -> Tensor:
+        """Return the probability that the world has ended."""
+        if self.termination is None:
+            return torch.zeros(latents.shape[:-1], dtype=latents.dtype, device=latents.device)
+        return self.termination(latents).squeeze(-1).sigmoid()
+
+    def value(self, latents: Tensor, draws: Tensor, pair: Tensor) -> Tensor:
+        """Return the mean of two critics at the policy's actions for given draws."""
+        actions = self.policy.actions(latents, draws)
+        return self.twohot.decode(self.critics(self.join(latents, actions), pair)).mean(0)
+
+    def all_values(self, latents: Tensor, actions: Tensor) -> Tensor:
+        """Return what every critic says: [members, ...]."""
+        return self.twohot.decode(self.critics(self.join(latents, actions)))
+
+    def mean_value(self, latents: Tensor) -> Tensor:
+        """Return the mean of all critics at the policy's mean action."""
+        return self.all_values(latents, self.policy(latents)[0].tanh()).mean(0)
+
+    def pair(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw two critics."""
+        return noise.permutation(self.critics.num_members, like, generator)[:2]
+
+    def for_planning(self, discount: float, generator: torch.Generator | None) -> Mapping[str, Any]:
+        """Return what a planner looks ahead with."""
+
+        def draws(latents: Tensor) -> Tensor:
+            return noise.normal((*latents.shape[:-1], self.num_actions), latents, generator)
+
+        return {
+            "dynamics": self.step,
+            "reward": self.rewards,
+            "value": lambda latents: self.value(latents, draws(latents), self.pair(latents, generator)),
+            "policy": lambda latents: self.policy.actions(latents, draws(latents)),
+            "termination": None if self.termination is None else self.ended,
+            "discount": discount,
+        }
 
 
 def one_hot_code(actions: Tensor, num_actions: int) -> Tensor:
@@ -30,6 +100,17 @@ def one_hot_code(actions: Tensor, num_actions: int) -> Tensor:
     dtype = actions.dtype if relaxed else torch.get_default_dtype()
     code = torch.zeros(*index.shape[:-1], num_actions, dtype=dtype, device=actions.device).scatter_(-1, index, 1.0)
     return code + (actions - actions.detach()) if relaxed and actions.requires_grad else code
+
+
+def td_targets(batch: Batch, next_values: Tensor, gamma: float, trace: float) -> Tensor:
+    """Return TD targets [H, B] of a window; with a trace above 0, TD(lambda) over the steps that follow in it.
+
+    A terminated step has no successor to value; a truncated one is valued at its own successor.
+    """
+    discounts = gamma * (~batch.terminated).to(next_values.dtype)
+    if trace == 0.0:
+        return batch.rewards + discounts * next_values
+    return td_lambda(batch.rewards, next_values, discounts, trace * (~batch.dones).to(next_values.dtype))
 
 
 def weigh(errors: Tensor, weights: Tensor) -> Tensor:

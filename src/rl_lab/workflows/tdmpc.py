@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.latent_model import imagined_batch, join, termination_loss, weigh
-from rl_lab.components.planners.mppi import MPPI
+from rl_lab.components.latent_model import LatentModel, imagined_batch, td_targets, termination_loss, weigh
+from rl_lab.components.planners.mppi import MPPI, Plan
 from rl_lab.components.planners.rollout import rollout_dynamics_multi_step
-from rl_lab.core import noise
 from rl_lab.core.batch import Batch, Tree, tree_map
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
@@ -37,7 +35,10 @@ class TDMPCWorkflow(Workflow):
     policy_optimizer: Optimizer  # trains the policy
     generator: torch.Generator
     termination: nn.Module | None = None  # latents to a logit; episodic tasks need it
+    augmentation: nn.Module | None = None  # sample(observations, generator): what the encoder sees instead
+    discrete: bool = False  # actions are indices; the model knows them as one-hot codes
     gamma: Unit = 0.99
+    td_lambda: Unit = 0.0  # how far targets look along the window before they trust the critics
     rho: Unit = 0.5  # weight of a step ahead against the one before
     target_rate: Unit = 0.01
     entropy_weight: NonNegative = 1e-4
@@ -50,6 +51,8 @@ class TDMPCWorkflow(Workflow):
     checkpointed = ("target_critics",)
 
     def __post_init__(self) -> None:
+        parts = (self.dynamics, self.reward, self.policy, self.critics, self.twohot, self.termination)
+        self.model = LatentModel(*parts, num_actions=self.planner.action, discrete=self.discrete)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self._online, self._target = list(self.critics.parameters()), list(self.target_critics.parameters())
         device = self._online[0].device
@@ -64,16 +67,41 @@ class TDMPCWorkflow(Workflow):
         self, observations: Tree, state: Tree = None, *, explore: bool = True, generator: torch.Generator | None = None
     ) -> Act:
         """Plan from the encoded observation, warm-started by the last plan."""
-        latents = self.encoder(observations)
+        return self._decide(observations, state, explore, generator)[0]
+
+    @torch.no_grad()
+    def act_with_stats(
+        self, observations: Tree, state: Tree = None, *, explore: bool = True, generator: torch.Generator | None = None
+    ) -> Act:
+        """Decide as `act` does; the extras, [num_envs, ...], say on what grounds."""
+        said, latents, chosen, plan = self._decide(observations, state, explore, generator)
+        values = self.model.all_values(latents, chosen)
+        stats = {"latent": latents, "q_mean": values.mean(0), "q_spread": values.std(0)}
+        stats["policy_value"] = self.model.mean_value(latents)
+        if plan is not None:
+            best, spread = plan.values.amax(1), plan.values.std(1)  # of the elites, as the model sees them
+            stats |= {"plan_return": best, "plan_return_spread": spread, "plan_std": plan.std[:, 0]}
+        return said._replace(extras=stats)
+
+    def _decide(
+        self, observations: Tree, state: Tree, explore: bool, generator: torch.Generator | None
+    ) -> tuple[Act, Tensor, Tensor, Plan | None]:
+        latents = self._encode(observations, generator)
         if not self.plan:
             said = self.policy.sample(latents, generator)
-            return Act(said.actions if explore else said.mean)
-        plan = self.planner.plan(latents, state["mean"], explore=explore, generator=generator, **self._model(generator))
-        return Act(plan.actions, {"mean": plan.mean})
+            chosen = said.actions if explore else said.mean
+            return Act(self.model.executed(chosen)), latents, chosen, None
+        model = self.model.for_planning(self.gamma, generator)
+        plan = self.planner.plan(latents, state["mean"], explore=explore, generator=generator, **model)
+        return Act(self.model.executed(plan.actions), {"mean": plan.mean}), latents, plan.actions, plan
+
+    def _encode(self, observations: Tree, generator: torch.Generator | None) -> Tensor:
+        seen = observations if self.augmentation is None else self.augmentation.sample(observations, generator)
+        return self.encoder(seen)
 
     def value(self, observations: Tree) -> Tensor:
         """Return the mean of all critics at the policy's mean action."""
-        return self._mean_value(self.encoder(observations))
+        return self.model.mean_value(self.encoder(observations))
 
     def update_agent(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Take one step on the model, one on the policy, and move the target critics."""
@@ -86,13 +114,13 @@ class TDMPCWorkflow(Workflow):
     def _update_model(self, batch: Batch) -> tuple[Tensor, Metrics]:
         first = tree_map(lambda leaf: leaf[0], batch.observations)
         with torch.no_grad():
-            next_latents = self.encoder(batch.next_observations)  # [H, B, Z]: of the true successors
+            next_latents = self._encode(batch.next_observations, self.generator)  # [H, B, Z]: of the true successors
             targets = self._targets(next_latents, batch)
-        steps = [self.encoder(first)]
+        steps = [self._encode(first, self.generator)]
         for actions in batch.actions:
-            steps.append(self._step(steps[-1], actions))
+            steps.append(self.model.step(steps[-1], actions))
         latents = torch.stack(steps)  # [H + 1, B, Z]
-        inputs = join(latents[:-1], batch.actions)
+        inputs = self.model.join(latents[:-1], batch.actions)
         logits = self.critics(inputs, dropout=self.critics.dropout_noise(inputs, self.generator))
         value_errors = self.twohot.loss(logits, targets.expand(len(logits), -1, -1)).mean(0)
         losses = {
@@ -103,8 +131,8 @@ class TDMPCWorkflow(Workflow):
         weights = {"consistency": self.consistency_weight, "reward": self.reward_weight, "value": self.value_weight}
         errors: Metrics = {}
         if self.termination is not None:
-            logits = self.termination(latents[1:]).squeeze(-1)
-            losses["termination"], errors = termination_loss(logits, batch.terminated)
+            ends = self.termination(latents[1:]).squeeze(-1)
+            losses["termination"], errors = termination_loss(ends, batch.terminated)
             weights["termination"] = self.termination_weight
         return latents.detach(), {**self.model_optimizer.step(losses, weights), **errors}
 
@@ -112,22 +140,21 @@ class TDMPCWorkflow(Workflow):
     def _targets(self, next_latents: Tensor, batch: Batch) -> Tensor:
         """Return TD targets [H, B]: the lesser of two random target critics, nothing after a termination."""
         actions = self.policy.sample(next_latents, self.generator).actions
-        pair = self._pair(next_latents, self.generator)
-        values = self.twohot.decode(self.target_critics(join(next_latents, actions), pair)).amin(0)
-        return batch.rewards + self.gamma * (~batch.terminated).to(values.dtype) * values
+        pair = self.model.pair(next_latents, self.generator)
+        values = self.twohot.decode(self.target_critics(self.model.join(next_latents, actions), pair)).amin(0)
+        return td_targets(batch, values, self.gamma, self.td_lambda)
 
     def _update_policy(self, latents: Tensor) -> Metrics:
         said = self.policy.sample(latents, self.generator)
-        inputs = join(latents, said.actions)
-        pair = self._pair(latents, self.generator)
+        inputs = self.model.join(latents, said.actions)
+        pair = self.model.pair(latents, self.generator)
         dropout = self.critics.dropout_noise(inputs, self.generator, len(pair))
         values = self.twohot.decode(self.critics(inputs, pair, dropout, frozen=True)).mean(0)  # [H + 1, B]
         self.scale.update(values[0])
         # Entropy before the squash, times the number of action dimensions, as the authors' code has it.
         entropy = -said.actions.shape[-1] * said.gaussian_log_probs
         objective = self.entropy_weight * entropy + values / self.scale.value
-        losses = {"policy": -(objective.mean(1) * self._rhos[: len(latents)]).mean()}
-        metrics = self.policy_optimizer.step(losses)
+        metrics = self.policy_optimizer.step({"policy": -weigh(objective, self._rhos)})
         return {
             "policy_loss": metrics["policy_loss"],
             "policy_grad_norm": metrics["grad_norm"],
@@ -141,40 +168,7 @@ class TDMPCWorkflow(Workflow):
         steps, actions = [kwargs["latents"]], []
         for _ in range(horizon):
             actions.append(self.policy.sample(steps[-1], self.generator).actions)
-            steps.append(self._step(steps[-1], actions[-1]))
-        chosen = torch.stack(actions)
-        rollout = rollout_dynamics_multi_step(steps[0], chosen, self._step, self._reward, self._ended)
-        return imagined_batch(rollout, chosen, self._mean_value(rollout.latents), self.gamma)
-
-    def _mean_value(self, latents: Tensor) -> Tensor:
-        return self.twohot.decode(self.critics(join(latents, self.policy(latents)[0].tanh()))).mean(0)
-
-    def _model(self, generator: torch.Generator | None) -> Mapping[str, Any]:
-        """Return what the planner looks ahead with."""
-
-        def value(latents: Tensor) -> Tensor:
-            actions = self.policy.sample(latents, generator).actions
-            return self.twohot.decode(self.critics(join(latents, actions), self._pair(latents, generator))).mean(0)
-
-        return {
-            "dynamics": self._step,
-            "reward": self._reward,
-            "value": value,
-            "policy": lambda latents: self.policy.sample(latents, generator).actions,
-            "termination": None if self.termination is None else self._ended,
-            "discount": self.gamma,
-        }
-
-    def _step(self, latents: Tensor, actions: Tensor) -> Tensor:
-        return self.dynamics(join(latents, actions))
-
-    def _reward(self, latents: Tensor, actions: Tensor) -> Tensor:
-        return self.twohot.decode(self.reward(join(latents, actions)))
-
-    def _ended(self, latents: Tensor) -> Tensor:
-        if self.termination is None:
-            return torch.zeros(latents.shape[:-1], dtype=latents.dtype, device=latents.device)
-        return self.termination(latents).squeeze(-1).sigmoid()
-
-    def _pair(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
-        return noise.permutation(self.critics.num_members, like, generator)[:2]
+            steps.append(self.model.step(steps[-1], actions[-1]))
+        model, chosen = self.model, torch.stack(actions)
+        rollout = rollout_dynamics_multi_step(steps[0], chosen, model.step, model.rewards, model.ended)
+        return imagined_batch(rollout, model.executed(chosen), model.mean_value(rollout.latents), self.gamma)
