@@ -83,7 +83,7 @@ class RolloutCollector:
             else:
                 _store(observations, t, self.observations)
             if not on_cpu:
-                seen = tree_map(lambda leaf: leaf.to(self.device), seen)
+                seen = tree_map(lambda leaf: leaf.to(self.device, non_blocking=True), seen)
             said = act(seen, self.state, explore=True, generator=self.generator)
             taken = (self._random_actions() if random_actions else said.actions).cpu().numpy()
             if t == 0:

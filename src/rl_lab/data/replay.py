@@ -118,6 +118,7 @@ class Ring:
             self.ages[ended[-1]] = 0
             self.opened = self.opened & ~ended[-1]
         self._open(successors)
+        self.storage.flush()
         self.added += ended.size
         self.version += 1
 
@@ -128,7 +129,7 @@ class Ring:
         if not len(env):
             return
         finals, decisions = self.rows(self.heads[env], env), self.rows(self.heads[env] - 1, env)
-        self.storage.fill(self.columns["truncated"], self.storage.index(decisions), True)
+        self.storage.fill(self.columns["truncated"], decisions, True)
         seen = np.where(self.opened[env], finals, decisions)
         self.steps[finals] = self.ages[env]
         self._close(finals, self._take(self.columns["observations"], self.storage.index(seen), _CPU))
@@ -137,6 +138,7 @@ class Ring:
         self.opened = self.opened & ~mask
         self._head_rows = self.rows(self.heads)
         self.last[self._head_rows] = False
+        self.storage.flush()
         self.version += 1
 
     def gather(self, rows: Rows, device: torch.device = _CPU, *, running: bool = False, padded: bool = False) -> Batch:
@@ -250,12 +252,13 @@ class Ring:
         if state["tail"] is not None:
             for start, part in (*sorted((segments or {}).items()), (state["start"], state["tail"])):
                 self._restore(int(start), part)
-        every_row = self.storage.index(np.arange(self.size))
+        every_row = np.arange(self.size)
         for group, saved in ((self.extras, state["rewritten"]), (self.written, state["written"])):
             for name, values in saved.items():
                 values = tree_map(torch.as_tensor, values)
                 group[name] = self._zeros(values, 1)
                 self._put(name, group[name], every_row, values)
+                self.storage.flush()
         self.version += 1
         self.restored += 1
 
@@ -265,7 +268,6 @@ class Ring:
         stored = ((positions > self.heads - self.num_rows) & (positions <= self.heads)).reshape(-1)
         rows = self.rows(positions)[stored]
         self.steps[rows], self.last[rows] = (np.asarray(part[name]).reshape(-1)[stored] for name in ("steps", "last"))
-        index = self.storage.index(rows)
         for name, saved in part.items():
             if name in ("steps", "last") or name in self.rewritten:
                 continue
@@ -273,7 +275,8 @@ class Ring:
             values = tree_map(torch.as_tensor, saved)
             if name not in group:
                 group[name] = self._zeros(values, 2)
-            self._put(name, group[name], index, values, stored)
+            self._put(name, group[name], rows, values, stored)
+        self.storage.flush()
 
     def _history_columns(self) -> Iterator[tuple[str, Tree]]:
         """Yield the columns that never change once a row is written."""
@@ -318,7 +321,9 @@ class Ring:
         start[1:] = np.where(ended[:-1], time[1:], start[0])
         return self.heads + time + before, time - np.maximum.accumulate(start, axis=0)
 
-    def _put(self, name: str, column: Tree, rows: Rows, values: Tree, keep: NDArray[np.bool_] | None = None) -> None:
+    def _put(
+        self, name: str, column: Tree, rows: NDArray[np.int64], values: Tree, keep: NDArray[np.bool_] | None = None
+    ) -> None:
         if isinstance(column, dict):
             tree_zip(lambda leaf, value: self.storage.put(name, leaf, rows, value, keep), column, values)
         else:
@@ -332,28 +337,27 @@ class Ring:
     def _put_decisions(
         self, rows: NDArray[np.int64], trajectory: Batch, any_ended: bool, keep: NDArray[np.bool_] | None
     ) -> None:
-        index, storage = self.storage.index(rows), self.storage
+        storage = self.storage
         for name in (*_GIVEN, *_ENDS) if any_ended else _GIVEN:
-            self._put(name, self.columns[name], index, getattr(trajectory, name), keep)
+            self._put(name, self.columns[name], rows, getattr(trajectory, name), keep)
         for name, column in self.extras.items():
-            self._put(name, column, index, trajectory.extras[name], keep)
+            self._put(name, column, rows, trajectory.extras[name], keep)
         for name in _FLAGS if any_ended else (*_ENDS, *_FLAGS):  # filling is cheaper than writing only False
-            storage.fill(self.columns[name], index, False)
+            storage.fill(self.columns[name], rows, False)
         steps = self.steps[rows]
         if np.count_nonzero(steps) < len(rows):
-            storage.fill(self.columns["is_first"], storage.index(rows[steps == 0]), True)
+            storage.fill(self.columns["is_first"], rows[steps == 0], True)
         if self.written:  # what updates wrote belonged to the rows that were here before
-            tree_map(lambda leaf: storage.fill(leaf, index, 0), self.written)
+            tree_map(lambda leaf: storage.fill(leaf, rows, 0), self.written)
 
     def _close(self, rows: NDArray[np.int64], observations: Tree) -> None:
         """Make these the last rows of their episodes."""
-        index = self.storage.index(rows)
         self.last[rows] = True
         empty = [self.columns[name] for name in (*_DECISION, "is_first")]
         for column in (*empty, *self.extras.values(), *self.written.values()):
-            tree_map(lambda leaf: self.storage.fill(leaf, index, 0), column)
-        self.storage.fill(self.columns["is_last"], index, True)
-        self._put("observations", self.columns["observations"], index, observations)
+            tree_map(lambda leaf: self.storage.fill(leaf, rows, 0), column)
+        self.storage.fill(self.columns["is_last"], rows, True)
+        self._put("observations", self.columns["observations"], rows, observations)
 
     def _open(self, successors: Tree) -> None:
         """Show the latest observations, where they are known, in the rows at the heads."""
@@ -365,4 +369,4 @@ class Ring:
         else:
             env = np.flatnonzero(self.opened)
             rows, latest = rows[env], tree_map(lambda leaf: leaf[-1, env], successors)
-        self._put("observations", self.columns["observations"], self.storage.index(rows), latest)
+        self._put("observations", self.columns["observations"], rows, latest)

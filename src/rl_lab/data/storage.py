@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,24 +12,41 @@ from torch import Tensor
 
 Column = Any  # np.ndarray or Tensor, [num_rows, ...]
 Rows = Any  # flat row numbers, int64: np.ndarray or Tensor
+_ALIGNMENT = 16  # bytes
+_MAX_PINNED = 64 * 2**20
 
 
 class Storage(Protocol):
-    """What a ring needs of the memory that its columns lie in. `rows` were given by `index`."""
+    """What a ring needs of the memory that its columns lie in.
+
+    Additions (`put`, `fill`) take row numbers on the host and are there after `flush`; everything else takes what
+    `index` returned.
+    """
 
     def index(self, rows: Rows) -> Rows:
         """Bring row numbers to where the columns are."""
+        ...
+
+    def flush(self) -> None:
+        """Finish the additions so far."""
         ...
 
     def allocate(self, num_rows: int, values: Tensor, num_leading: int) -> Column:
         """Return zeros for rows like those of `values`, whose first `num_leading` dimensions are not of a row."""
         ...
 
-    def put(self, name: str, column: Column, rows: Rows, values: Tensor, keep: NDArray[np.bool_] | None = None) -> None:
+    def put(
+        self,
+        name: str,
+        column: Column,
+        rows: NDArray[np.int64],
+        values: Tensor,
+        keep: NDArray[np.bool_] | None = None,
+    ) -> None:
         """Write distinct rows; `keep` says which of the values, in order, are wanted."""
         ...
 
-    def fill(self, column: Column, rows: Rows, value: float) -> None:
+    def fill(self, column: Column, rows: NDArray[np.int64], value: float) -> None:
         """Write one value to whole rows."""
         ...
 
@@ -51,6 +69,9 @@ class HostStorage:
     def index(self, rows: Rows) -> NDArray[np.int64]:
         """Bring row numbers to the host."""
         return rows.numpy(force=True) if isinstance(rows, Tensor) else rows
+
+    def flush(self) -> None:
+        """Additions are made at once."""
 
     def allocate(self, num_rows: int, values: Tensor, num_leading: int) -> NDArray[Any]:
         """Return zeros of the same type; pages are touched only as rows arrive."""
@@ -89,10 +110,15 @@ class HostStorage:
 
 
 class DeviceStorage:
-    """Torch tensors. Nothing here asks the host or changes a shape, so that gathering and writing back capture."""
+    """Torch tensors. Nothing here asks the host or changes a shape, so that gathering and writing back capture.
+
+    Additions wait on the host and travel together: one copy for a step instead of one for every column, and nobody
+    waits for it.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._waiting: list[tuple[Tensor, NDArray[np.int64], Tensor | float]] = []
 
     def index(self, rows: Rows) -> Tensor:
         """Bring row numbers to the device."""
@@ -103,17 +129,35 @@ class DeviceStorage:
         return torch.zeros((num_rows, *values.shape[num_leading:]), dtype=values.dtype, device=self.device)
 
     def put(
-        self, name: str, column: Tensor, rows: Tensor, values: Tensor, keep: NDArray[np.bool_] | None = None
+        self,
+        name: str,
+        column: Tensor,
+        rows: NDArray[np.int64],
+        values: Tensor,
+        keep: NDArray[np.bool_] | None = None,
     ) -> None:
         """Write distinct rows."""
-        values = _checked(name, values.detach(), column)
-        if keep is not None:
-            values = values[torch.as_tensor(keep, device=values.device)]
-        column.index_copy_(0, rows, values.to(self.device))
+        values = _checked(name, values.detach(), column).cpu()
+        self._waiting.append((column, rows, values if keep is None else values[torch.from_numpy(keep)]))
 
-    def fill(self, column: Tensor, rows: Tensor, value: float) -> None:
+    def fill(self, column: Tensor, rows: NDArray[np.int64], value: float) -> None:
         """Write one value to whole rows."""
-        column.index_fill_(0, rows, value)
+        self._waiting.append((column, rows, value))
+
+    def flush(self) -> None:
+        """Send what waits, in one copy, and write it in the order in which it came."""
+        waiting, self._waiting = self._waiting, []
+        parts: dict[int, Tensor] = {}  # by identity: columns share their row numbers
+        for _, rows, values in waiting:
+            parts[id(rows)] = torch.from_numpy(rows)
+            if isinstance(values, Tensor):
+                parts[id(values)] = values
+        sent = dict(zip(parts, _sent_together(list(parts.values()), self.device), strict=True))
+        for column, rows, values in waiting:
+            if isinstance(values, Tensor):
+                column.index_copy_(0, sent[id(rows)], sent[id(values)])
+            else:
+                column.index_fill_(0, sent[id(rows)], values)
 
     def take(self, column: Tensor, rows: Tensor, device: torch.device) -> Tensor:
         """Read rows of any shape."""
@@ -129,6 +173,24 @@ class DeviceStorage:
     def export(self, column: Tensor, num_rows: int) -> Tensor:
         """Return a copy of the first rows in host memory."""
         return column[:num_rows].to("cpu", copy=True)
+
+
+def _sent_together(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
+    """Copy several tensors to a device as one."""
+    if device.type == "cpu":
+        return tensors
+    whole = [tensor.contiguous() for tensor in tensors]
+    ends = list(itertools.accumulate(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in whole))
+    size = ends[-1] if ends else 0
+    staged = torch.empty(size, dtype=torch.uint8, pin_memory=size <= _MAX_PINNED)
+    starts = [0, *ends[:-1]]
+    for start, tensor in zip(starts, whole, strict=True):
+        staged[start : start + tensor.nbytes].copy_(tensor.view(-1).view(torch.uint8))
+    moved = staged.to(device, non_blocking=True)
+    return [
+        moved[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for start, tensor in zip(starts, whole, strict=True)
+    ]
 
 
 def last_of_equal(rows: NDArray[np.int64]) -> NDArray[np.int64]:
