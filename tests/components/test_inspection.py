@@ -203,7 +203,7 @@ def test_the_whole_inspection_is_finite_and_only_where_it_can_be_known():
     seen = inspect_latent_model(
         trajectory,
         encode=lambda observations: observations,
-        action_value=lambda latents, actions: latents[..., 0],
+        action_values=lambda latents, actions: torch.stack([latents[..., 0] - 1.0, latents[..., 0] + 1.0]),
         planner=planner(),
         policy=lambda latents: torch.zeros_like(latents),
         generator=torch.Generator().manual_seed(0),
@@ -218,7 +218,7 @@ def test_the_whole_inspection_is_finite_and_only_where_it_can_be_known():
     seen = inspect_latent_model(
         endless,
         encode=lambda observations: observations,
-        action_value=lambda latents, actions: latents[..., 0],
+        action_values=lambda latents, actions: torch.stack([latents[..., 0] - 1.0, latents[..., 0] + 1.0]),
         planner=planner(),
         policy=lambda latents: torch.zeros_like(latents),
         generator=torch.Generator().manual_seed(0),
@@ -240,7 +240,7 @@ def test_the_value_of_the_true_model_is_calibrated():
     found = inspect_latent_model(
         trajectory,
         encode=lambda seen: seen,
-        action_value=lambda latents, actions: torch.full_like(latents[..., 0], worth + 0.5),
+        action_values=lambda latents, actions: torch.full_like(latents[..., 0], worth + 0.5).expand(2, -1),
         planner=planner(),
         policy=lambda latents: torch.zeros_like(latents),
         generator=torch.Generator().manual_seed(0),

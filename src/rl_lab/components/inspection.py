@@ -21,7 +21,7 @@ _PAPER, _LINE, _POINT = (248, 249, 251), (148, 158, 174), (49, 110, 181)
 
 Encode = Callable[[Tree], Tensor]  # observations -> latents
 Value = Callable[[Tensor], Tensor]  # latents -> values
-ActionValue = Callable[[Tensor, Tensor], Tensor]  # latents, actions -> values
+ActionValues = Callable[[Tensor, Tensor], Tensor]  # latents, actions -> what every critic says: [members, ...]
 Policy = Callable[[Tensor], Tensor]  # latents -> sampled actions
 
 
@@ -29,7 +29,7 @@ def inspect_latent_model(
     trajectory: Batch,
     *,
     encode: Encode,
-    action_value: ActionValue,
+    action_values: ActionValues,
     planner: Any,
     dynamics: Dynamics,
     reward: Reward,
@@ -66,7 +66,7 @@ def inspect_latent_model(
         return Inspection(metrics)
     rows, columns = spread_starts(known, NUM_STARTS)
     latents = encode(tree_map(lambda leaf: leaf[rows, columns], trajectory.observations))
-    predicted = action_value(latents, trajectory.actions[rows, columns])
+    predicted = action_values(latents, trajectory.actions[rows, columns]).mean(0)
     observed = returns[rows, columns]
     metrics |= calibration(predicted, observed)
     metrics["value_tail"] = tails[rows, columns].mean().item()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rl_lab.components.inspection import inspect_latent_model
 from rl_lab.components.latent_model import LatentModel, imagined_batch, td_targets, termination_loss, weigh
 from rl_lab.components.planners.mppi import MPPI, Plan
 from rl_lab.components.planners.rollout import rollout_dynamics_multi_step
@@ -16,7 +17,7 @@ from rl_lab.core.batch import Batch, Tree, tree_map
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
 from rl_lab.core.ranges import NonNegative, Unit
-from rl_lab.core.workflow import Act, Metrics, Workflow
+from rl_lab.core.workflow import Act, Inspection, Metrics, Workflow
 
 
 @dataclass(eq=False)
@@ -172,3 +173,9 @@ class TDMPCWorkflow(Workflow):
         model, chosen = self.model, torch.stack(actions)
         rollout = rollout_dynamics_multi_step(steps[0], chosen, model.step, model.rewards, model.ended)
         return imagined_batch(rollout, model.executed(chosen), model.mean_value(rollout.latents), self.gamma)
+
+    def inspect(self, trajectory: Batch, *, generator: torch.Generator) -> Inspection:
+        """Look at evaluation episodes: how far predictions hold, what values are worth, what planning adds."""
+        model = self.model.for_planning(self.gamma, generator)
+        parts = {"encode": self.encoder, "action_values": self.model.all_values, "planner": self.planner}
+        return inspect_latent_model(trajectory, **parts, **model, generator=generator)
