@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
-from rl_lab.build import Experiment, build_experiment, fill_dims
+from rl_lab.build import Experiment, build_experiment, fill_dims, workflow_class
 from rl_lab.composition import load_experiment, override, parse_config, to_yaml
 from rl_lab.config import RunConfig
 from rl_lab.core.errors import RunError, UserError
@@ -171,9 +171,24 @@ def resume_run(
     return run_training(composed, run_dir=folder, quiet=quiet, allow=allow)
 
 
-def load_agent(folder: Path, *, which: str = "best", allow: Sequence[str] = (), render: bool = False) -> Experiment:
-    """Rebuild the experiment of a run with the weights of its best evaluation or its last checkpoint."""
+def load_agent(
+    folder: Path, *, which: str = "best", allow: Sequence[str] = (), render: bool = False, plan: bool | None = None
+) -> Experiment:
+    """Rebuild the experiment of a run with the weights of its best evaluation or its last checkpoint.
+
+    `plan` makes an agent that has a planner use it or not; by default it acts as it was trained to.
+    """
     composed = load_saved(require_run(folder), allow)
+    if plan is not None:
+        workflow = workflow_class(parse_config(composed), allow)
+        if not workflow.has_planner():
+            raise UserError(
+                f"{workflow.__name__} has no planner that can be switched on or off",
+                key="--planner",
+                value="on" if plan else "off",
+                remedy="drop --planner; a workflow that plans declares a field plan: bool",
+            )
+        composed = override(composed, [f"workflow.plan={str(plan).lower()}"])
     experiment = build_experiment(composed, folder, allow=allow, render=render)
     try:
         parts = experiment.parts()

@@ -17,11 +17,12 @@ NAMES = ["dqn_cartpole", "ppo_cartpole"]
 def seen(monkeypatch, tmp_path):
     """Stand in for the side that runs; return what it was given."""
     found = []
-    running = types.ModuleType("rl_lab.cli.running")
-    for name in ("train", "resume", "evaluate"):
-        setattr(running, name, lambda arguments, name=name: found.append((name, arguments)) or 0)
-    monkeypatch.setitem(sys.modules, "rl_lab.cli.running", running)
-    monkeypatch.setattr(rl_lab.cli, "running", running, raising=False)
+    for module_name, names in (("running", ("train", "resume")), ("evaluating", ("evaluate",))):
+        module = types.ModuleType(f"rl_lab.cli.{module_name}")
+        for name in names:
+            setattr(module, name, lambda arguments, name=name: found.append((name, arguments)) or 0)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setattr(rl_lab.cli, module_name, module, raising=False)
     (tmp_path / "configs" / "experiment").mkdir(parents=True)
     (tmp_path / "configs" / "experiment" / "mine.yaml").write_text("# @package _global_\n# My own.\n")
     monkeypatch.chdir(tmp_path)
@@ -131,6 +132,8 @@ def test_resume_and_eval_pass_their_arguments(seen):
         "seed": 0,
         "checkpoint": "best",
         "explore": True,
+        "planner": None,
+        "dream": False,
         "allow": [],
     }
     main(["eval", "runs/a"])
@@ -138,7 +141,7 @@ def test_resume_and_eval_pass_their_arguments(seen):
     assert (given.episodes, given.json, given.gif, given.seed, given.explore) == (10, False, None, None, False)
 
 
-@pytest.mark.parametrize("words", [["--episodes", "0"], ["--episodes", "x"], ["--seed", "-1"], ["--episodes", "1.5"]])
+@pytest.mark.parametrize("words", [["--episodes", "0"], ["--episodes", "x"], ["--seed", "-1"], ["--planner", "of"]])
 def test_wrong_numbers_are_refused(seen, words, capsys):
     assert main(["eval", "runs/a", *words]) == 2
     assert words[0] in capsys.readouterr().err

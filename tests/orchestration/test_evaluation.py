@@ -53,8 +53,8 @@ def evaluator_of(workflow, seed=0):
 def test_a_workflow_says_what_it_offers():
     assert Looking().inspects
     assert not Plain().inspects
-    assert Planning(nn.Identity()).has_planner
-    assert not Plain().has_planner
+    assert Planning(nn.Identity()).has_planner()
+    assert not Plain().has_planner()
     with pytest.raises(NotImplementedError, match="Plain has nothing to inspect"):
         Plain().inspect(None, generator=None)
 

@@ -18,8 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, draw, animate, and say what to try next."""
+    from rl_lab.cli.evaluating import record_episode
     from rl_lab.cli.gif import write_gif
-    from rl_lab.cli.running import curve_of, record_episode
+    from rl_lab.cli.running import curve_of
     from rl_lab.cli.terminal import draw_curve
     from rl_lab.composition import load_experiment
     from rl_lab.runs import load_agent, run_training

@@ -1,8 +1,9 @@
-"""Play episodes with the agent of a run and print their returns.
+"""Play episodes with the agent of a run, print their returns and what the agent's model makes of them.
 
 examples:
   rl-lab eval experiments/ppo_cartpole/RUN --episodes 20
   rl-lab eval experiments/ppo_cartpole/RUN --gif agent.gif
+  rl-lab eval experiments/tdmpc2_swingup/RUN --planner both
 """
 
 from __future__ import annotations
@@ -24,11 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--checkpoint", choices=["best", "last"], default="best", help="weights of the best evaluation, or the last"
     )
     parser.add_argument("--explore", action="store_true", help="act as in training, with noise")
+    parser.add_argument(
+        "--planner", choices=["on", "off", "both"], help="act with or without planning, or compare them"
+    )
+    parser.add_argument("--dream", action="store_true", help="write what the agent's model sees to RUN/dream/*.png")
     add_allow(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate."""
-    from rl_lab.cli import running
+    from rl_lab.cli import evaluating
 
-    return running.evaluate(arguments)
+    return evaluating.evaluate(arguments)

@@ -1,23 +1,16 @@
-"""What the commands train, resume and eval do once their arguments are known."""
+"""What the commands train and resume do once their arguments are known."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from rl_lab.build import Experiment, build_experiment, fill_dims
-from rl_lab.cli.gif import write_gif
 from rl_lab.composition import compose, select, to_yaml
-from rl_lab.core.batch import tree_map
-from rl_lab.core.errors import UserError
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
-from rl_lab.runs import Outcome, load_agent, resume_run, run_together, run_training
+from rl_lab.runs import Outcome, resume_run, run_together, run_training
 
 MAX_DRY_RUN_LINES = 40
 
@@ -58,66 +51,6 @@ def resume(arguments: argparse.Namespace) -> int:
     """Continue a run."""
     outcome = resume_run(arguments.run, arguments.overrides, quiet=arguments.quiet, allow=arguments.allow)
     return _report(outcome, quiet=arguments.quiet)
-
-
-def evaluate(arguments: argparse.Namespace) -> int:
-    """Play episodes with the agent of a run and print their returns."""
-    experiment = load_agent(
-        arguments.run, which=arguments.checkpoint, allow=arguments.allow, render=arguments.gif is not None
-    )
-    try:
-        if not experiment.workflow.acts:
-            raise UserError(
-                f"{type(experiment.workflow).__name__} defines no act, so it cannot be evaluated",
-                key="RUN",
-                value=str(arguments.run),
-                remedy="define act(observations, state, ...) in the workflow",
-            )
-        collector = experiment.evaluator.collector
-        if arguments.seed is not None:
-            collector.seeds.run_seed = arguments.seed
-        returns, lengths = collector.collect_episodes(
-            experiment.workflow.act, arguments.episodes, explore=arguments.explore
-        )
-        if arguments.gif is not None:
-            write_gif(arguments.gif, record_episode(experiment))
-    finally:
-        experiment.close()
-    result: dict[str, Any] = {
-        "run": str(arguments.run),
-        "episodes": len(returns),
-        "return_mean": statistics.fmean(returns),
-        "return_std": statistics.pstdev(returns),
-        "length_mean": statistics.fmean(lengths),
-        "returns": returns,
-    }
-    if arguments.json:
-        print(json.dumps(result))
-    else:
-        print(f"{len(returns)} episodes of {experiment.config.experiment.name}")
-        print(f"return {result['return_mean']:.2f} ± {result['return_std']:.2f}, length {result['length_mean']:.1f}")
-        print("returns: " + " ".join(f"{value:.1f}" for value in returns))
-        if arguments.gif is not None:
-            print(f"wrote {arguments.gif}")
-    return 0
-
-
-def record_episode(experiment: Experiment, max_frames: int = 500) -> list[np.ndarray]:
-    """Play one episode without exploration and return what it looks like."""
-    collector = experiment.evaluator.collector
-    collector.episode_index[:] = 0
-    collector.reset()
-    frames = [collector.environments.render_frames()[0]]
-    for _ in range(max_frames):
-        seen = tree_map(lambda leaf: torch.from_numpy(leaf).to(collector.device), collector.observations)
-        said = experiment.workflow.act(seen, collector.state, explore=False, generator=collector.generator)
-        if said.state is not None:
-            collector.state = said.state
-        _, _, terminated, truncated, _ = collector.step(said.actions.cpu().numpy())
-        if terminated[0] or truncated[0]:
-            break
-        frames.append(collector.environments.render_frames()[0])
-    return frames
 
 
 def _report(outcome: Outcome, *, quiet: bool) -> int:

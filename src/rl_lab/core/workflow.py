@@ -175,10 +175,10 @@ class Workflow:
         """Whether this workflow looks at evaluation episodes; otherwise they are not kept."""
         return type(self).inspect is not Workflow.inspect
 
-    @property
-    def has_planner(self) -> bool:
-        """Whether planning can be switched off: such a workflow declares a field `plan: bool`."""
-        return any(entry.name == "plan" for entry in declared_fields(type(self)))
+    @classmethod
+    def has_planner(cls) -> bool:
+        """Whether planning can be switched on and off: such a workflow declares a field `plan: bool`."""
+        return any(entry.name == "plan" for entry in declared_fields(cls))
 
     @property
     def collects(self) -> bool:
