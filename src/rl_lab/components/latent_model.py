@@ -1,7 +1,7 @@
 """LatentModel: the parts of a latent world model as one thing to plan and to imagine with; errors, targets, codes.
 
-Discrete actions are relaxed: policy and planner propose vectors in [-1, 1]^n, and the model sees the one-hot code of
-the largest entry, the action that is executed.
+Discrete actions are relaxed: a planner proposes vectors in [-1, 1]^n, and a vector stands for its largest entry. The
+model sees the one-hot code of that action, the environment gets its index.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_lab.components.distributions import one_hot
 from rl_lab.components.planners.rollout import Rollout
 from rl_lab.components.returns import td_lambda
 from rl_lab.core import noise
@@ -31,17 +32,18 @@ class LatentModel:
     twohot: nn.Module
     termination: nn.Module | None
     num_actions: int  # entries of an action vector
-    discrete: bool
 
     pure = ("step", "rewards", "ended", "value")  # methods without chance, which may be compiled
 
     def join(self, latents: Tensor, actions: Tensor) -> Tensor:
-        """Put latents and actions, or the codes of discrete ones, side by side."""
-        return torch.cat([latents, one_hot_code(actions, self.num_actions) if self.discrete else actions], -1)
+        """Put latents and actions side by side; discrete actions, vectors or indices, as codes."""
+        if self.policy.discrete:
+            actions = one_hot(self.executed(actions) if actions.is_floating_point() else actions, self.num_actions)
+        return torch.cat([latents, actions], -1)
 
     def executed(self, actions: Tensor) -> Tensor:
         """Return what the environment gets of a vector."""
-        return actions.argmax(-1) if self.discrete else actions
+        return actions.argmax(-1) if self.policy.discrete else actions
 
     def step(self, latents: Tensor, actions: Tensor) -> Tensor:
         """Return the next latents."""
@@ -67,8 +69,12 @@ class LatentModel:
         return self.twohot.decode(self.critics(self.join(latents, actions)))
 
     def mean_value(self, latents: Tensor) -> Tensor:
-        """Return the mean of all critics at the policy's mean action."""
-        return self.all_values(latents, self.policy(latents)[0].tanh()).mean(0)
+        """Return the mean of all critics at the policy's own choice."""
+        return self.all_values(latents, self.policy.mode(latents)).mean(0)
+
+    def draws(self, latents: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw what makes actions of the policy vary: one for every latent."""
+        return noise.normal((*latents.shape[:-1], self.num_actions), latents, generator)
 
     def pair(self, like: Tensor, generator: torch.Generator | None) -> Tensor:
         """Draw two critics."""
@@ -78,7 +84,7 @@ class LatentModel:
         """Return what a planner looks ahead with."""
 
         def draws(latents: Tensor) -> Tensor:
-            return noise.normal((*latents.shape[:-1], self.num_actions), latents, generator)
+            return self.draws(latents, generator)
 
         return {
             "dynamics": self.step,
@@ -88,18 +94,6 @@ class LatentModel:
             "termination": None if self.termination is None else self.ended,
             "discount": discount,
         }
-
-
-def one_hot_code(actions: Tensor, num_actions: int) -> Tensor:
-    """Return the one-hot code of indices [...], or of the largest entry of vectors [..., num_actions].
-
-    Gradients pass to a vector as if it were its code.
-    """
-    relaxed = actions.is_floating_point()
-    index = (actions.argmax(-1) if relaxed else actions).unsqueeze(-1)
-    dtype = actions.dtype if relaxed else torch.get_default_dtype()
-    code = torch.zeros(*index.shape[:-1], num_actions, dtype=dtype, device=actions.device).scatter_(-1, index, 1.0)
-    return code + (actions - actions.detach()) if relaxed and actions.requires_grad else code
 
 
 def td_targets(batch: Batch, next_values: Tensor, gamma: float, trace: float) -> Tensor:

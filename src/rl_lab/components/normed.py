@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rl_lab.core import noise
 from rl_lab.core.ranges import Count, Range
 
-ALIGNMENT = 8
+MANY_ROWS = 512
 Size = Annotated[int, Range(1, 65_536)]
 
 
@@ -22,28 +22,21 @@ def simplex(values: Tensor, group: int) -> Tensor:
     return values.unflatten(-1, (-1, group)).softmax(-1).flatten(-2)
 
 
-def align(values: Tensor) -> Tensor:
-    """Fill rows up with zeros to a length that is a multiple of eight.
+def aligned(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Fill rows [..., inputs] and their weight [..., inputs] up with zeros, where that makes the product faster.
 
-    Tensor cores multiply such rows about three times as fast as others.
+    Tensor cores multiply rows whose length is a multiple of eight about three times as fast as others.
     """
-    missing = -values.shape[-1] % ALIGNMENT
-    return F.pad(values, (0, missing)) if missing else values
-
-
-def _linear(layer: nn.Module, values: Tensor) -> Tensor:
-    return F.linear(values, _fitting(layer.weight, values.shape[-1]), layer.bias)
-
-
-def _fitting(weight: Tensor, num_inputs: int) -> Tensor:
-    """Return a weight [..., own inputs] for rows that may have been aligned."""
-    return align(weight) if num_inputs == weight.shape[-1] + -weight.shape[-1] % ALIGNMENT else weight
+    missing = -values.shape[-1] % 8
+    if not missing or not values.is_cuda or values.shape[:-1].numel() < MANY_ROWS:
+        return values, weight
+    return F.pad(values, (0, missing)), F.pad(weight, (0, missing))
 
 
 class NormedMLP(nn.Module):
     """Linear, layer norm and Mish per hidden layer; the output is plain, or normalised to simplices.
 
-    `zero_output` starts the last layer at zero: predictions begin neutral. Rows may be aligned.
+    `zero_output` starts the last layer at zero: predictions begin neutral.
     """
 
     def __init__(
@@ -69,16 +62,15 @@ class NormedMLP(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """Map [..., inputs] to [..., outputs]."""
         for linear, norm in zip(self.linears[:-1], self.norms, strict=False):
-            values = F.mish(norm(_linear(linear, values)))
-        values = _linear(self.linears[-1], values)
+            values = F.mish(norm(F.linear(*aligned(values, linear.weight), linear.bias)))
+        values = self.linears[-1](values)
         return values if self.simplex is None else simplex(self.norms[-1](values), self.simplex)
 
 
 class NormedEnsemble(nn.Module):
     """Several normalised perceptrons as one: weights stacked over the members, one batched product per layer.
 
-    Rows may be aligned. Dropout acts after the first linear layer, by uniform noise that the caller drew with
-    `dropout_noise`.
+    Dropout acts after the first linear layer, by uniform noise that the caller drew with `dropout_noise`.
     """
 
     def __init__(
@@ -123,10 +115,8 @@ class NormedEnsemble(nn.Module):
             return parameter if members is None else parameter.index_select(0, members)
 
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            picked = pick(weight)
-            if i == 0:
-                picked = _fitting(picked.mT, rows.shape[-1]).mT
-            rows = torch.baddbmm(pick(bias), rows, picked)
+            rows, transposed = aligned(rows, pick(weight).mT)
+            rows = torch.baddbmm(pick(bias), rows, transposed.mT)
             if i == len(self.weights) - 1:
                 break
             if i == 0 and dropout is not None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rl_lab.components.controllers.squashed import Expectation
 from rl_lab.components.inspection import inspect_latent_model
 from rl_lab.components.latent_model import LatentModel, imagined_batch, td_targets, termination_loss, weigh
 from rl_lab.components.planners.mppi import MPPI, Plan
@@ -27,7 +28,7 @@ class TDMPCWorkflow(Workflow):
     encoder: nn.Module  # observations to latents [..., Z]
     dynamics: nn.Module  # [latent, action] to the next latent
     reward: nn.Module  # [latent, action] to two-hot logits
-    policy: nn.Module  # sample(latents, generator): a squashed Gaussian
+    policy: nn.Module  # a squashed Gaussian, or one-hot codes where actions are discrete
     critics: nn.Module  # [latent, action] to two-hot logits of every member
     twohot: nn.Module  # what the logits mean
     scale: nn.Module  # running range of the values
@@ -37,7 +38,6 @@ class TDMPCWorkflow(Workflow):
     generator: torch.Generator
     termination: nn.Module | None = None  # latents to a logit; episodic tasks need it
     augmentation: nn.Module | None = None  # sample(observations, generator): what the encoder sees instead
-    discrete: bool = False  # actions are indices; the model knows them as one-hot codes
     gamma: Unit = 0.99
     td_lambda: Unit = 0.0  # how far targets look along the window before they trust the critics
     rho: Unit = 0.5  # weight of a step ahead against the one before
@@ -50,10 +50,11 @@ class TDMPCWorkflow(Workflow):
     plan: bool = True  # act by planning; otherwise by the policy alone
 
     checkpointed = ("target_critics",)
+    pure = ("_model_losses", "_target_values", "_policy_values")  # methods without chance, which may be compiled
 
     def __post_init__(self) -> None:
         parts = (self.dynamics, self.reward, self.policy, self.critics, self.twohot, self.termination)
-        self.model = LatentModel(*parts, num_actions=self.planner.action, discrete=self.discrete)
+        self.model = LatentModel(*parts, num_actions=self.planner.action)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
         self._online, self._target = list(self.critics.parameters()), list(self.target_critics.parameters())
         device = self._online[0].device
@@ -89,8 +90,8 @@ class TDMPCWorkflow(Workflow):
     ) -> tuple[Act, Tensor, Tensor, Plan | None]:
         latents = self._encode(observations, generator)
         if not self.plan:
-            said = self.policy.sample(latents, generator)
-            chosen = said.actions if explore else said.mean
+            draws = self.model.draws(latents, generator)
+            chosen = self.policy.actions(latents, draws) if explore else self.policy.mode(latents)
             return Act(self.model.executed(chosen)), latents, chosen, None
         model = self.model.for_planning(self.gamma, generator)
         plan = self.planner.plan(latents, state["mean"], explore=explore, generator=generator, **model)
@@ -101,7 +102,7 @@ class TDMPCWorkflow(Workflow):
         return self.encoder(seen)
 
     def value(self, observations: Tree) -> Tensor:
-        """Return the mean of all critics at the policy's mean action."""
+        """Return the mean of all critics at the policy's own choice."""
         return self.model.mean_value(self.encoder(observations))
 
     def update_agent(self, batch: Batch, *, phase: Phase) -> Metrics:
@@ -116,59 +117,72 @@ class TDMPCWorkflow(Workflow):
         first = tree_map(lambda leaf: leaf[0], batch.observations)
         with torch.no_grad():
             next_latents = self._encode(batch.next_observations, self.generator)  # [H, B, Z]: of the true successors
-            targets = self._targets(next_latents, batch)
-        steps = [self._encode(first, self.generator)]
-        for actions in batch.actions:
-            steps.append(self.model.step(steps[-1], actions))
+            draws, pair = self.model.draws(next_latents, self.generator), self.model.pair(next_latents, self.generator)
+            targets = td_targets(batch, self._target_values(next_latents, draws, pair), self.gamma, self.td_lambda)
+        start = self._encode(first, self.generator)
+        dropout = self.critics.dropout_noise(next_latents, self.generator)
+        happened = batch.actions, batch.rewards, batch.terminated
+        latents, losses, errors = self._model_losses(start, next_latents, targets, happened, dropout)
+        weights = {name: getattr(self, f"{name}_weight") for name in losses}
+        return latents.detach(), {**self.model_optimizer.step(losses, weights), **errors}
+
+    def _model_losses(
+        self, start: Tensor, next_latents: Tensor, targets: Tensor, happened: tuple[Tensor, ...], dropout: Tensor | None
+    ) -> tuple[Tensor, dict[str, Tensor], Metrics]:
+        """Unroll the model along the actions and compare it with what happened."""
+        actions, rewards, terminated = happened
+        steps = [start]
+        for taken in actions:
+            steps.append(self.model.step(steps[-1], taken))
         latents = torch.stack(steps)  # [H + 1, B, Z]
-        inputs = self.model.join(latents[:-1], batch.actions)
-        logits = self.critics(inputs, dropout=self.critics.dropout_noise(inputs, self.generator))
+        inputs = self.model.join(latents[:-1], actions)
+        logits = self.critics(inputs, dropout=dropout)
         value_errors = self.twohot.loss(logits, targets.expand(len(logits), -1, -1)).mean(0)
         losses = {
             "consistency": weigh((latents[1:] - next_latents).square(), self._rhos),
-            "reward": weigh(self.twohot.loss(self.reward(inputs), batch.rewards), self._rhos),
+            "reward": weigh(self.twohot.loss(self.reward(inputs), rewards), self._rhos),
             "value": weigh(value_errors, self._rhos),
         }
-        weights = {"consistency": self.consistency_weight, "reward": self.reward_weight, "value": self.value_weight}
         errors: Metrics = {}
         if self.termination is not None:
             ends = self.termination(latents[1:]).squeeze(-1)
-            losses["termination"], errors = termination_loss(ends, batch.terminated)
-            weights["termination"] = self.termination_weight
-        return latents.detach(), {**self.model_optimizer.step(losses, weights), **errors}
+            losses["termination"], errors = termination_loss(ends, terminated)
+        return latents, losses, errors
 
-    @torch.no_grad()
-    def _targets(self, next_latents: Tensor, batch: Batch) -> Tensor:
-        """Return TD targets [H, B]: the lesser of two random target critics, nothing after a termination."""
-        actions = self.policy.sample(next_latents, self.generator).actions
-        pair = self.model.pair(next_latents, self.generator)
-        values = self.twohot.decode(self.target_critics(self.model.join(next_latents, actions), pair)).amin(0)
-        return td_targets(batch, values, self.gamma, self.td_lambda)
+    def _target_values(self, latents: Tensor, draws: Tensor, pair: Tensor) -> Tensor:
+        """Return the lesser of two target critics at the policy's actions."""
+        actions = self.policy.actions(latents, draws)
+        return self.twohot.decode(self.target_critics(self.model.join(latents, actions), pair)).amin(0)
+
+    def _policy_values(self, latents: Tensor, draws: Tensor, pair: Tensor, dropout: Tensor | None) -> Expectation:
+        """Return what two critics expect of the policy; they are not trained by it."""
+
+        def value(actions: Tensor) -> Tensor:
+            logits = self.critics(self.model.join(latents, actions), pair, dropout, frozen=True)
+            return self.twohot.decode(logits).mean(0)
+
+        return self.policy.expect(latents, draws, value)
 
     def _update_policy(self, latents: Tensor) -> Metrics:
-        said = self.policy.sample(latents, self.generator)
-        inputs = self.model.join(latents, said.actions)
-        pair = self.model.pair(latents, self.generator)
-        dropout = self.critics.dropout_noise(inputs, self.generator, len(pair))
-        values = self.twohot.decode(self.critics(inputs, pair, dropout, frozen=True)).mean(0)  # [H + 1, B]
-        self.scale.update(values[0])
-        # Entropy before the squash, times the number of action dimensions, as the authors' code has it.
-        entropy = -said.actions.shape[-1] * said.gaussian_log_probs
-        objective = self.entropy_weight * entropy + values / self.scale.value
+        draws, pair = self.model.draws(latents, self.generator), self.model.pair(latents, self.generator)
+        dropout = self.critics.dropout_noise(latents, self.generator, len(pair))
+        expected = self._policy_values(latents, draws, pair, dropout)  # [H + 1, B]
+        self.scale.update(expected.values[0])
+        objective = self.entropy_weight * expected.bonus + expected.values / self.scale.value
         metrics = self.policy_optimizer.step({"policy": -weigh(objective, self._rhos)})
         return {
             "policy_loss": metrics["policy_loss"],
             "policy_grad_norm": metrics["grad_norm"],
-            "policy_entropy": -said.log_probs.detach().mean(),
+            "policy_entropy": expected.entropy.detach().mean(),
             "value_scale": self.scale.value.clone(),
-            "q_mean": values.detach().mean(),
+            "q_mean": expected.values.detach().mean(),
         }
 
     def imagine(self, *, horizon: int, **kwargs: Any) -> Batch:
         """Let the policy act in the model from `latents` [B, Z]: a [H, B] batch of latents."""
         steps, actions = [kwargs["latents"]], []
         for _ in range(horizon):
-            actions.append(self.policy.sample(steps[-1], self.generator).actions)
+            actions.append(self.policy.actions(steps[-1], self.model.draws(steps[-1], self.generator)))
             steps.append(self.model.step(steps[-1], actions[-1]))
         model, chosen = self.model, torch.stack(actions)
         rollout = rollout_dynamics_multi_step(steps[0], chosen, model.step, model.rewards, model.ended)
