@@ -1,10 +1,11 @@
-"""TD-MPC2: the probes with continuous actions, acting with and without planning, imagining."""
+"""TD-MPC2: the probes with continuous and with discrete actions, acting with and without planning, imagining."""
 
 import functools
 
 import pytest
 import torch
 
+from rl_lab.components.controllers.one_hot import OneHotActor
 from rl_lab.components.controllers.squashed import SquashedGaussianActor
 from rl_lab.components.normalizers import PercentileScale
 from rl_lab.components.normed import NormedEnsemble, NormedMLP
@@ -24,14 +25,15 @@ from tests.workflows.test_probes import GAMMA, VALUES
 NUM_ENVS = 8
 
 
-def build(seeds, *, plan=True, episodic=True, horizon=1):
+def build(seeds, *, plan=True, episodic=True, horizon=1, discrete=False, **knobs):
     torch.manual_seed(0)
+    size = 2 if discrete else 1  # entries of an action vector
     parts = {
         "encoder": NormedMLP(1, 16, [32], simplex=8),
-        "dynamics": NormedMLP(17, 16, [32], simplex=8),
-        "reward": NormedMLP(17, 101, [32], zero_output=True),
-        "policy": SquashedGaussianActor(NormedMLP(16, 2, [32])),
-        "critics": NormedEnsemble(17, 101, [32], num_members=2),
+        "dynamics": NormedMLP(16 + size, 16, [32], simplex=8),
+        "reward": NormedMLP(16 + size, 101, [32], zero_output=True),
+        "policy": OneHotActor(NormedMLP(16, 2, [32])) if discrete else SquashedGaussianActor(NormedMLP(16, 2, [32])),
+        "critics": NormedEnsemble(16 + size, 101, [32], num_members=2),
     }
     if episodic:
         parts["termination"] = NormedMLP(16, 1, [32])
@@ -41,21 +43,23 @@ def build(seeds, *, plan=True, episodic=True, horizon=1):
         **parts,
         twohot=TwoHot(),
         scale=PercentileScale(),
-        planner=MPPI(1, horizon=horizon, num_samples=32, num_policy_samples=4, num_elites=8, num_iterations=2),
+        planner=MPPI(size, horizon=horizon, num_samples=32, num_policy_samples=4, num_elites=8, num_iterations=2),
         model_optimizer=Optimizer(trained, adam, max_grad_norm=20.0),
         policy_optimizer=Optimizer(parts["policy"].parameters(), adam, max_grad_norm=20.0),
         generator=seeds.generator("workflow"),
         gamma=GAMMA,
         target_rate=0.1,
         plan=plan,
+        **knobs,
     )
 
 
+@pytest.mark.parametrize("discrete", [False, True], ids=["continuous", "discrete"])
 @pytest.mark.parametrize("probe", ["constant", "observation", "delayed", "action", "both"])
-def test_tdmpc2_solves_probe(probe):
+def test_tdmpc2_solves_probe(probe, discrete):
     seeds = SeedTree(3)
-    workflow = build(seeds)
-    environment = make_env(f"probe/{probe}", NUM_ENVS, kwargs={"continuous": True})
+    workflow = build(seeds, discrete=discrete)
+    environment = make_env(f"probe/{probe}", NUM_ENVS, kwargs={"continuous": not discrete})
     state = workflow.initial_state(NUM_ENVS)
     collector = RolloutCollector(environment, seeds, initial_state=state)
     source = ReplaySource(NUM_ENVS, seeds.numpy("source"), "cpu", capacity=4000, batch_size=64, min_size=100, window=1)
@@ -69,15 +73,24 @@ def test_tdmpc2_solves_probe(probe):
     for _ in training_loop(workflow, scheduler, collector, {"data": source}):
         pass
     for observation, value in VALUES[probe].items():
-        best = {"action": 0.5, "both": 0.5 * observation}.get(probe, 0.0)
-        with torch.no_grad():
-            latents = workflow.encoder(torch.tensor([[observation]]))
-            logits = workflow.critics(torch.cat([latents, torch.tensor([[best]])], -1))
-            estimate = workflow.twohot.decode(logits).mean().item()
+        estimate = value_of_best_action(workflow, probe, observation)
         assert abs(estimate - value) < 0.2, (observation, estimate, value)
     if probe in ("action", "both"):
         returns, _ = collector.collect_episodes(workflow.act, 40)
         assert sum(returns) / 40 > 0.9
+        workflow.plan = False  # the policy alone has learned it, too
+        returns, _ = collector.collect_episodes(workflow.act, 40)
+        assert sum(returns) / 40 > 0.8
+
+
+def value_of_best_action(workflow, probe, observation):
+    wanted = {"action": 1.0, "both": observation}.get(probe, 0.0)
+    if workflow.policy.discrete:
+        best = torch.tensor([int(wanted > 0)])
+    else:
+        best = torch.tensor([[0.5 * wanted]])
+    with torch.no_grad():
+        return workflow.model.all_values(workflow.encoder(torch.tensor([[observation]])), best).mean().item()
 
 
 def test_evaluation_acts_without_noise_and_the_plan_is_kept_per_environment():

@@ -43,3 +43,9 @@ def gaussian_log_prob(mean: Tensor, log_std: Tensor, values: Tensor) -> Tensor:
 def gaussian_entropy(mean: Tensor, log_std: Tensor) -> Tensor:
     """Return the entropy in nats, summed over the last dimension."""
     return (log_std + 0.5 + LOG_ROOT_TWO_PI).expand_as(mean).sum(-1)
+
+
+def one_hot(index: Tensor, num_classes: int) -> Tensor:
+    """Return the codes [..., num_classes] of indices [...]; unlike torch's own it never asks the host."""
+    codes = torch.zeros(*index.shape, num_classes, device=index.device)
+    return codes.scatter_(-1, index.unsqueeze(-1), 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -21,8 +22,18 @@ class Sample(NamedTuple):
     gaussian_log_probs: Tensor  # of the Gaussian, before the squash
 
 
+class Expectation(NamedTuple):
+    """What a policy may expect of a function of its actions."""
+
+    values: Tensor
+    bonus: Tensor  # entropy as the objective of TD-MPC2 counts it
+    entropy: Tensor
+
+
 class SquashedGaussianActor(nn.Module):
     """The network gives mean and log standard deviation, which is kept between two bounds by a tanh."""
+
+    discrete = False
 
     def __init__(self, network: nn.Module, min_log_std: float = -10.0, max_log_std: float = 2.0) -> None:
         super().__init__()
@@ -33,6 +44,10 @@ class SquashedGaussianActor(nn.Module):
         mean, raw = self.network(features).chunk(2, -1)
         return mean, self.min_log_std + 0.5 * (self.max_log_std - self.min_log_std) * (raw.tanh() + 1.0)
 
+    def mode(self, features: Tensor) -> Tensor:
+        """Return the actions that are chosen without chance."""
+        return self(features)[0].tanh()
+
     def actions(self, features: Tensor, draws: Tensor) -> Tensor:
         """Return the actions that standard normal draws mean, without their probabilities."""
         mean, log_std = self(features)
@@ -41,6 +56,16 @@ class SquashedGaussianActor(nn.Module):
     def given(self, features: Tensor, draws: Tensor) -> Sample:
         """Return the actions that standard normal draws mean, differentiably."""
         return _squashed(*self(features), draws)
+
+    def expect(self, features: Tensor, draws: Tensor, value: Callable[[Tensor], Tensor]) -> Expectation:
+        """Return a value at the actions that draws mean; gradients reach the policy through the actions.
+
+        The bonus is the entropy before the squash, times the number of action dimensions, as the authors of TD-MPC2
+        have it.
+        """
+        said = self.given(features, draws)
+        bonus = -said.actions.shape[-1] * said.gaussian_log_probs
+        return Expectation(value(said.actions), bonus, -said.log_probs)
 
     def sample(self, features: Tensor, generator: torch.Generator | None) -> Sample:
         """Draw actions, differentiably."""
