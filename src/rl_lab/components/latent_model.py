@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.distributions import one_hot
-from rl_lab.components.planners.rollout import Rollout
+from rl_lab.components.planners.mppi import Plan
+from rl_lab.components.planners.rollout import rollout_dynamics_multi_step
 from rl_lab.components.returns import td_lambda
 from rl_lab.core import noise
 from rl_lab.core.batch import Batch
@@ -95,6 +96,35 @@ class LatentModel:
             "discount": discount,
         }
 
+    def imagine(self, latents: Tensor, horizon: int, discount: float, generator: torch.Generator | None) -> Batch:
+        """Let the policy act from latents [B, Z]: a [H, B] batch whose observations are latents."""
+        steps, actions = [latents], []
+        for _ in range(horizon):
+            actions.append(self.policy.actions(steps[-1], self.draws(steps[-1], generator)))
+            steps.append(self.step(steps[-1], actions[-1]))
+        chosen = torch.stack(actions)
+        rollout = rollout_dynamics_multi_step(latents, chosen, self.step, self.rewards, self.ended)
+        ended, values = rollout.alive[1:] < rollout.alive[:-1], self.mean_value(rollout.latents)
+        return Batch(
+            observations=rollout.latents[:-1],
+            actions=self.executed(chosen),
+            rewards=rollout.rewards,
+            terminated=ended,
+            truncated=torch.zeros_like(ended),
+            next_observations=rollout.latents[1:],
+            extras={"discounts": discount * rollout.alive[1:], "next_values": values[1:], "values": values[:-1]},
+        )
+
+    def stats(self, latents: Tensor, chosen: Tensor, plan: Plan | None) -> dict[str, Tensor]:
+        """Return the grounds of decisions [E, A]: latents, what the critics say and how far they differ, the plan."""
+        values = self.all_values(latents, chosen)
+        stats = {"latent": latents, "q_mean": values.mean(0), "q_spread": values.std(0)}
+        stats["policy_value"] = self.mean_value(latents)
+        if plan is not None:
+            best, spread = plan.values.amax(1), plan.values.std(1)  # of the elites, as the model sees them
+            stats |= {"plan_return": best, "plan_return_spread": spread, "plan_std": plan.std[:, 0]}
+        return stats
+
 
 def td_targets(batch: Batch, next_values: Tensor, gamma: float, trace: float) -> Tensor:
     """Return TD targets [H, B] of a window; with a trace above 0, TD(lambda) over the steps that follow in it.
@@ -126,17 +156,3 @@ def termination_loss(logits: Tensor, terminated: Tensor) -> tuple[Tensor, dict[s
         "termination_false": ((1.0 - ended) * foreseen).sum() / num_going.clamp(min=1.0),
     }
     return F.binary_cross_entropy_with_logits(logits, ended), errors
-
-
-def imagined_batch(rollout: Rollout, actions: Tensor, values: Tensor, discount: float) -> Batch:
-    """Return a rollout as a [H, B] batch whose observations are latents; `values` [H + 1, B] are of all of them."""
-    ended = rollout.alive[1:] < rollout.alive[:-1]
-    return Batch(
-        observations=rollout.latents[:-1],
-        actions=actions,
-        rewards=rollout.rewards,
-        terminated=ended,
-        truncated=torch.zeros_like(ended),
-        next_observations=rollout.latents[1:],
-        extras={"discounts": discount * rollout.alive[1:], "next_values": values[1:], "values": values[:-1]},
-    )

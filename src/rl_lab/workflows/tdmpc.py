@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from rl_lab.components.controllers.squashed import Expectation
 from rl_lab.components.inspection import inspect_latent_model
-from rl_lab.components.latent_model import LatentModel, imagined_batch, td_targets, termination_loss, weigh
+from rl_lab.components.latent_model import LatentModel, td_targets, termination_loss, weigh
 from rl_lab.components.planners.mppi import MPPI, Plan
-from rl_lab.components.planners.rollout import rollout_dynamics_multi_step
 from rl_lab.core.batch import Batch, Tree, tree_map
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
@@ -77,13 +76,7 @@ class TDMPCWorkflow(Workflow):
     ) -> Act:
         """Decide as `act` does; the extras, [num_envs, ...], say on what grounds."""
         said, latents, chosen, plan = self._decide(observations, state, explore, generator)
-        values = self.model.all_values(latents, chosen)
-        stats = {"latent": latents, "q_mean": values.mean(0), "q_spread": values.std(0)}
-        stats["policy_value"] = self.model.mean_value(latents)
-        if plan is not None:
-            best, spread = plan.values.amax(1), plan.values.std(1)  # of the elites, as the model sees them
-            stats |= {"plan_return": best, "plan_return_spread": spread, "plan_std": plan.std[:, 0]}
-        return said._replace(extras=stats)
+        return said._replace(extras=self.model.stats(latents, chosen, plan))
 
     def _decide(
         self, observations: Tree, state: Tree, explore: bool, generator: torch.Generator | None
@@ -180,13 +173,7 @@ class TDMPCWorkflow(Workflow):
 
     def imagine(self, *, horizon: int, **kwargs: Any) -> Batch:
         """Let the policy act in the model from `latents` [B, Z]: a [H, B] batch of latents."""
-        steps, actions = [kwargs["latents"]], []
-        for _ in range(horizon):
-            actions.append(self.policy.actions(steps[-1], self.model.draws(steps[-1], self.generator)))
-            steps.append(self.model.step(steps[-1], actions[-1]))
-        model, chosen = self.model, torch.stack(actions)
-        rollout = rollout_dynamics_multi_step(steps[0], chosen, model.step, model.rewards, model.ended)
-        return imagined_batch(rollout, model.executed(chosen), model.mean_value(rollout.latents), self.gamma)
+        return self.model.imagine(kwargs["latents"], horizon, self.gamma, self.generator)
 
     def inspect(self, trajectory: Batch, *, generator: torch.Generator) -> Inspection:
         """Look at evaluation episodes: how far predictions hold, what values are worth, what planning adds."""
