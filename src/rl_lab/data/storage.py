@@ -147,6 +147,8 @@ class DeviceStorage:
     def flush(self) -> None:
         """Send what waits, in one copy, and write it in the order in which it came."""
         waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
         parts: dict[int, Tensor] = {}  # by identity: columns share their row numbers
         for _, rows, values in waiting:
             parts[id(rows)] = torch.from_numpy(rows)
@@ -177,20 +179,19 @@ class DeviceStorage:
 
 def _sent_together(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
     """Copy several tensors to a device as one."""
-    if device.type == "cpu":
-        return tensors
-    whole = [tensor.contiguous() for tensor in tensors]
-    ends = list(itertools.accumulate(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in whole))
-    size = ends[-1] if ends else 0
-    staged = torch.empty(size, dtype=torch.uint8, pin_memory=size <= _MAX_PINNED)
-    starts = [0, *ends[:-1]]
-    for start, tensor in zip(starts, whole, strict=True):
-        staged[start : start + tensor.nbytes].copy_(tensor.view(-1).view(torch.uint8))
-    moved = staged.to(device, non_blocking=True)
-    return [
-        moved[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-        for start, tensor in zip(starts, whole, strict=True)
-    ]
+    ends = list(itertools.accumulate(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors))
+    starts, size = [0, *ends[:-1]], ends[-1]
+
+    def views(whole: Tensor) -> list[Tensor]:
+        return [
+            whole[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+            for start, tensor in zip(starts, tensors, strict=True)
+        ]
+
+    staged = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda" and size <= _MAX_PINNED)
+    for view, tensor in zip(views(staged), tensors, strict=True):
+        view.copy_(tensor)
+    return views(staged.to(device, non_blocking=True))
 
 
 def last_of_equal(rows: NDArray[np.int64]) -> NDArray[np.int64]:
