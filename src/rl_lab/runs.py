@@ -199,6 +199,32 @@ def load_agent(
     return experiment
 
 
+def load_run(folder: Path, work: Path, overrides: Sequence[str] = (), *, allow: Sequence[str] = ()) -> Experiment:
+    """Rebuild a run as its newest good checkpoint left it, for one who only looks: its folder is not written to.
+
+    What the experiment writes goes to `work`. A run without a good checkpoint is as it began.
+    """
+    composed = override(load_saved(require_run(folder), allow), ["training.resume_path=null", *overrides])
+    experiment = build_experiment(composed, work, allow=allow)
+    try:
+        manager, parts = CheckpointManager(folder), experiment.parts()
+        for path in reversed(manager.numbered()):
+            try:
+                found = manager.load(path, experiment.max_checkpoint_bytes())
+            except CheckpointError as error:
+                print(f"note: checkpoint {path.name} cannot be used: {error}", file=sys.stderr)
+                continue
+            with _must_fit(path):
+                check_fits(parts.parameters(), found.state, str(path))
+                check_state(parts, experiment.orchestrator(work).get_state(), found.state, found.histories)
+                parts.set_state(found.state, found.histories)
+            break
+    except BaseException:
+        experiment.close()
+        raise
+    return experiment
+
+
 def saved_weights(checkpoints: CheckpointManager, folder: Path, which: str, max_bytes: int) -> Checkpoint:
     """Return the weights of the best agent of a run, or of its last checkpoint where there is no best one yet."""
     found = None

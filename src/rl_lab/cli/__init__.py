@@ -19,6 +19,7 @@ COMMANDS = {
     "train": "train an experiment, or continue its unfinished run",
     "resume": "continue the run in a folder",
     "eval": "play episodes with a trained agent",
+    "profile": "show where the time of a run or an experiment goes",
     "export": "write the agent of a run as a folder that others can load",
     "list": "show experiments, parts, environments and runs",
     "curves": "learning curves of runs as CSV, or drawn in the terminal",

@@ -72,11 +72,13 @@ def seeds(text: str) -> list[int]:
     return found
 
 
-def normalized(words: Sequence[str], experiments: Iterable[str]) -> list[str]:
+def normalized(words: Sequence[str], experiments: Iterable[str], command: str = "train") -> list[str]:
     """Turn what a person types into Hydra overrides: a bare name is an experiment, `+experiment=` needs no plus."""
     names = sorted(experiments)
     if not words:
-        raise UserError("rl-lab train: which experiment?", valid=names, remedy="rl-lab train NAME; see `rl-lab list`")
+        raise UserError(
+            f"rl-lab {command}: which experiment?", valid=names, remedy=f"rl-lab {command} NAME; see `rl-lab list`"
+        )
     overrides = []
     for word in words:
         if word.lstrip("+").startswith("experiment="):
@@ -87,7 +89,7 @@ def normalized(words: Sequence[str], experiments: Iterable[str]) -> list[str]:
             overrides.append(f"experiment={word}")
         else:
             raise UserError(
-                f"rl-lab train: '{word}' is no experiment and no key=value",
+                f"rl-lab {command}: '{word}' is no experiment and no key=value",
                 key="experiment",
                 value=word,
                 valid=names,
@@ -95,5 +97,7 @@ def normalized(words: Sequence[str], experiments: Iterable[str]) -> list[str]:
             )
     chosen = [word for word in overrides if word.startswith("experiment=")]
     if len(chosen) > 1:
-        raise UserError(f"rl-lab train: several experiments are given: {', '.join(chosen)}", remedy="keep one of them")
+        raise UserError(
+            f"rl-lab {command}: several experiments are given: {', '.join(chosen)}", remedy="keep one of them"
+        )
     return overrides

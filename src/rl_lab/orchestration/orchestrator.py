@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,6 +140,21 @@ class Orchestrator:
         step = functools.partial(run_hook, on_nonfinite=self._on_nonfinite, capture=self.capture)
         parts = self.parts
         return training_loop(parts.workflow, parts.scheduler, parts.collector, parts.sources, parts.evaluator, step)
+
+    @contextmanager
+    def by_cycles(self) -> Iterator[Callable[[], None]]:
+        """Give the run into the caller's hands: each call runs one cycle as `run` does, logs and saves included."""
+        with device_stream(self.parts.collector.device):
+            self.recorder.open(self._status(), env_steps=self.counters.env_steps, resumed=self.counters.actions > 0)
+            try:
+                yield self._run_cycle
+            finally:
+                self.recorder.close()
+
+    def _run_cycle(self) -> None:
+        cycles = self._cycles
+        while self._cycles == cycles:
+            self._consume(next(self._events))
 
     def train_step(self) -> dict[str, float]:
         """Run one cycle of the scheduler and return the metrics of its events."""
@@ -358,11 +373,11 @@ class Orchestrator:
 
     def _log_means(self) -> None:
         self._logged_steps, self._logged_updates = self.counters.agent_steps, self.counters.updates
-        self._check_captured()
+        self.check_captured()
         self._shown |= (means := self.parts.sums.drain())
         self._write(means | {"time/steps_per_second": self._steps_per_second()})
 
-    def _check_captured(self) -> None:
+    def check_captured(self) -> None:
         """Read the flags that captured updates left on the device; the steps themselves were not applied."""
         for optimizer in self.parts.workflow.optimizers() if self.capture is not None else ():
             if optimizer.nonfinite.item():

@@ -1,0 +1,311 @@
+"""Profiles: where the time of a run goes, what one update computes, and how much of the machine that uses."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import psutil
+import torch
+from omegaconf import DictConfig
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from rl_lab.build import Experiment, build_experiment
+from rl_lab.composition import override
+from rl_lab.core.capture import WARM_UP_CALLS
+from rl_lab.core.errors import UserError
+from rl_lab.core.phase import Hook, Phase
+from rl_lab.core.workflow import Act
+from rl_lab.orchestration.loop import run_hook
+from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler
+from rl_lab.orchestration.stopwatch import Line, Stopwatch, device_wait, watch_run
+from rl_lab.runs import load_run
+
+ALONE = ("evaluation.every=null", "checkpoint.every_seconds=null", "checkpoint.every_steps=null")
+MAX_PREPARATION_SECONDS = 600.0  # filling buffers, compiling, warming up
+_ENDLESS = 10**12
+
+
+@dataclass(frozen=True)
+class UpdateCost:
+    """What one call of an update hook computes."""
+
+    hook: str
+    operations: dict[str, int]  # floating-point operations of matrix products and convolutions, by type
+    peaks: dict[str, float]  # operations per second that this device reaches in a large matrix product, by type
+    kernels: int | None = None  # on a GPU: launches of one replay, and how long they keep it busy
+    kernel_seconds: float | None = None
+
+    @property
+    def floor_seconds(self) -> float:
+        """How long the arithmetic alone takes at full speed."""
+        return sum(count / self.peaks[kind] for kind, count in self.operations.items())
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The time of some cycles of one phase."""
+
+    name: str
+    phase: str
+    device: str
+    captured: bool
+    num_cycles: int
+    seconds: float
+    agent_steps: int
+    updates: int
+    lines: list[Line]  # the last one is what no other accounts for
+    memory: dict[str, int]  # bytes
+    costs: list[UpdateCost] = field(default_factory=list)
+
+
+def profile_run(
+    folder: Path,
+    overrides: Sequence[str] = (),
+    *,
+    phase: str | None = None,
+    cycles: int | None = None,
+    seconds: float = 5.0,
+    allow: Sequence[str] = (),
+) -> Profile:
+    """Profile a run where its newest checkpoint left it. Nothing is written to its folder."""
+    with tempfile.TemporaryDirectory() as work:
+        experiment = load_run(folder, Path(work), [*overrides, *ALONE], allow=allow)
+        return _profiled(experiment, Path(work), phase, cycles, seconds)
+
+
+def profile_experiment(
+    composed: DictConfig,
+    *,
+    phase: str | None = None,
+    cycles: int | None = None,
+    seconds: float = 5.0,
+    allow: Sequence[str] = (),
+) -> Profile:
+    """Profile an experiment from its beginning, with buffers that were filled by random actions."""
+    with tempfile.TemporaryDirectory() as work:
+        experiment = build_experiment(override(composed, ALONE), Path(work), allow=allow)
+        return _profiled(experiment, Path(work), phase, cycles, seconds)
+
+
+def _profiled(experiment: Experiment, work: Path, name: str | None, cycles: int | None, seconds: float) -> Profile:
+    try:
+        phase = choose_phase(experiment.scheduler, name)
+        fill_sources(experiment, phase)
+        experiment.scheduler = endless_scheduler(experiment, phase)
+        orchestrator = experiment.orchestrator(work)
+        stopwatch = watch_run(orchestrator)
+        with orchestrator.by_cycles() as run_cycle:
+            warm_up(run_cycle, stopwatch, phase)
+            profile = _timed(experiment, orchestrator, stopwatch, run_cycle, cycles, seconds)
+            costs = [update_cost(experiment, orchestrator, hook) for hook in _update_hooks(phase)]
+        return replace(profile, costs=costs)
+    finally:
+        experiment.close()
+
+
+def choose_phase(scheduler: PhaseScheduler, name: str | None) -> Phase:
+    """Return the phase of a name; otherwise the next one that learns, or the last that did."""
+    phases = scheduler.phases
+    if name is not None:
+        for phase in phases:
+            if phase.name == name:
+                return phase
+        raise UserError(
+            "there is no such phase",
+            key="--phase",
+            value=name,
+            valid=[phase.name for phase in phases],
+            remedy="name one of them",
+        )
+    learning = [i for i, phase in enumerate(phases) if _update_hooks(phase)]
+    ahead = [i for i in learning if i >= scheduler.phase_index]
+    return phases[(ahead or learning[-1:] or [0])[0]]
+
+
+def endless_scheduler(experiment: Experiment, phase: Phase) -> PhaseScheduler:
+    """Return a curriculum of this phase only, without end, whose counters go on where they are."""
+    endless = replace(phase, duration_steps=None, duration_updates=None, duration_cycles=_ENDLESS)
+    sources, before = experiment.sources, experiment.scheduler
+    scheduler = PhaseScheduler(
+        [endless],
+        ready=lambda name: name is None or sources[name].ready,
+        needs_source=experiment.workflow.takes_batch,
+    )
+    scheduler.agent_steps, scheduler.updates = before.agent_steps, before.updates
+    return scheduler
+
+
+def fill_sources(experiment: Experiment, phase: Phase) -> None:
+    """Collect with random actions until the phase can learn; what it collects itself before is left to it."""
+    workflow, collector = experiment.workflow, experiment.collector
+    collects = any(hook.name == "collect" for hook in phase.hooks)
+    names = [hook.source for hook in _update_hooks(phase) if workflow.takes_batch(hook.name)]
+    deadline = perf_counter() + MAX_PREPARATION_SECONDS
+    act: Callable[..., Act] | None = None
+    for name in names:
+        assert name is not None
+        source = experiment.sources[name]
+        while not source.ready and not (collects and (source.min_size <= 1 or workflow.collects)):
+            if workflow.collects or perf_counter() > deadline:
+                raise UserError(
+                    f"the buffer '{name}' cannot be filled for this phase",
+                    key=f"training.phases: {phase.name}",
+                    value=name,
+                    remedy="profile a run that has data already, or lower the buffer's min_size",
+                )
+            act = act or _filling_act(experiment)
+            source.add(collector.collect(act, 32, random_actions=True).trajectory)
+
+
+def _filling_act(experiment: Experiment) -> Callable[..., Act]:
+    """Return the workflow's own `act` if replay keeps columns of it; otherwise one that costs nothing."""
+    seen: dict[str, Act] = {}
+
+    def first(*arguments: Any, **options: Any) -> Act:
+        seen["act"] = experiment.workflow.act(*arguments, **options)
+        return seen["act"]
+
+    experiment.collector.collect(first, 1, random_actions=True)
+    experiment.collector.reset_episodes()
+    return experiment.workflow.act if seen["act"].extras else lambda *arguments, **options: Act(seen["act"].actions)
+
+
+def warm_up(run_cycle: Callable[[], None], stopwatch: Stopwatch, phase: Phase) -> None:
+    """Run cycles until every update hook has been compiled, recorded and replayed."""
+    deadline = perf_counter() + MAX_PREPARATION_SECONDS
+    wanted = {hook.name for hook in phase.hooks if hook.is_update}
+    run_cycle()
+    while any(stopwatch.calls("update", name) < WARM_UP_CALLS + 2 for name in wanted):
+        if perf_counter() > deadline:
+            break
+        run_cycle()
+
+
+def _timed(
+    experiment: Experiment,
+    orchestrator: Orchestrator,
+    stopwatch: Stopwatch,
+    run_cycle: Callable[[], None],
+    cycles: int | None,
+    seconds: float,
+) -> Profile:
+    wait = device_wait(experiment.device)
+    if wait is not None:
+        wait()
+    before = replace(orchestrator.counters)
+    stopwatch.reset()
+    num_cycles = 0
+    while num_cycles < cycles if cycles is not None else stopwatch.elapsed() < seconds:
+        run_cycle()
+        num_cycles += 1
+    if wait is not None:
+        stopwatch.timed("host wait", wait, "")()
+    elapsed = stopwatch.elapsed()
+    order = [*dict.fromkeys(hook.name for hook in orchestrator.scheduler.phases[0].hooks), ""]
+    lines = sorted(stopwatch.lines(), key=lambda line: order.index(line.hook))
+    lines.append(Line("", "other", elapsed - sum(line.seconds for line in lines), 0))
+    return Profile(
+        name=experiment.config.experiment.name,
+        phase=orchestrator.scheduler.phases[0].name,
+        device=experiment.device,
+        captured=experiment.captures,
+        num_cycles=num_cycles,
+        seconds=elapsed,
+        agent_steps=orchestrator.counters.agent_steps - before.agent_steps,
+        updates=orchestrator.counters.updates - before.updates,
+        lines=lines,
+        memory=memory_of(experiment.device),
+    )
+
+
+def memory_of(device: str) -> dict[str, int]:
+    """Return how many bytes this process holds, and the most it has held on the device."""
+    found = {"host": psutil.Process().memory_info().rss}
+    if device.startswith("cuda"):
+        found["device, allocated"] = torch.cuda.max_memory_allocated(device)
+        found["device, reserved"] = torch.cuda.max_memory_reserved(device)
+    return found
+
+
+class Arithmetic(TorchDispatchMode):
+    """Counts the floating-point operations of matrix products and convolutions, by the type of their numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations: dict[str, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation and count it."""
+        out = func(*args, **(kwargs or {}))
+        count = flop_registry.get(func._overloadpacket)
+        if count is not None:
+            kind = str(next(given.dtype for given in args if isinstance(given, Tensor))).removeprefix("torch.")
+            total = count(*args, **(kwargs or {}), out_val=out)
+            self.operations[kind] = self.operations.get(kind, 0) + total
+        return out
+
+
+def update_cost(experiment: Experiment, orchestrator: Orchestrator, hook: Hook) -> UpdateCost:
+    """Run an update once more as it is and count what it computes; on a GPU look at one replay of it, too."""
+    phase = orchestrator.scheduler.current_phase()
+    kernels = None if orchestrator.capture is None else _kernels(experiment, orchestrator, hook, phase)
+    arithmetic = Arithmetic()
+    with torch.compiler.set_stance("force_eager"), arithmetic:
+        run_hook(hook, phase, experiment.workflow, experiment.collector, experiment.sources)
+    peaks = {kind: peak_of(experiment.device, kind) for kind in arithmetic.operations}
+    count, busy = kernels or (None, None)
+    return UpdateCost(hook.name, arithmetic.operations, peaks, count, busy)
+
+
+def _kernels(experiment: Experiment, orchestrator: Orchestrator, hook: Hook, phase: Phase) -> tuple[int, float]:
+    """Return how many kernels one replay launches, and how long they take."""
+    capture = orchestrator.capture
+    assert capture is not None
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    found: list[Any] = []
+    replay = capture.run
+
+    def watched(*arguments: Any) -> Any:
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=activities) as profiler:
+            columns = replay(*arguments)
+            torch.cuda.synchronize()
+        found.extend(event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA)
+        return columns
+
+    capture.run = watched  # type: ignore[method-assign]
+    try:
+        parts = (experiment.workflow, experiment.collector, experiment.sources)
+        run_hook(hook, phase, *parts, capture=capture)
+    finally:
+        capture.run = replay  # type: ignore[method-assign]
+    return len(found), sum(event.time_range.elapsed_us() for event in found) * 1e-6
+
+
+def peak_of(device: str, kind: str, *, repeats: int = 5) -> float:
+    """Measure how many operations per second a large matrix product reaches here, with the settings of the run."""
+    size = 1024 if device == "cpu" else 8192
+    left = torch.ones(size, size, dtype=getattr(torch, kind), device=device)
+    wait = device_wait(device) or (lambda: None)
+    best = float("inf")
+    for _ in range(repeats):
+        wait()
+        start = perf_counter()
+        _ = left @ left
+        wait()
+        best = min(best, perf_counter() - start)
+    return 2.0 * size**3 / best
+
+
+def _update_hooks(phase: Phase) -> list[Hook]:
+    """Return the update hooks of a phase, each once, for a single call."""
+    hooks = {hook.name: hook for hook in reversed(phase.hooks) if hook.is_update}
+    return [replace(hook, times=1, ratio=None, source=hook.source or phase.buffer) for hook in hooks.values()][::-1]
