@@ -39,7 +39,7 @@ def device_stream(device: str) -> Iterator[None]:
 
 def compile_parts(parts: Iterable[Any]) -> None:
     """Compile modules, and the methods that a part lists as `pure`; nothing that draws random numbers is among them."""
-    torch._dynamo.config.recompile_limit = 64  # a part meets a few shapes: batches, plans, single observations
+    torch._dynamo.config.recompile_limit = 256  # a part meets a few shapes: batches, plans, single observations
     for part in parts:
         if isinstance(part, nn.Module) and "forward" in vars(type(part)):
             part.compile(dynamic=False)
