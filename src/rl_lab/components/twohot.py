@@ -48,3 +48,34 @@ class TwoHot(nn.Module):
     def loss(self, logits: Tensor, values: Tensor) -> Tensor:
         """Return the cross-entropy with the two-hot code, per entry."""
         return -(self.encode(values) * logits.log_softmax(-1)).sum(-1)
+
+
+class SymexpTwoHot(nn.Module):
+    """Bins that are the symexp of even steps, and codes in the space of the values themselves (Hafner et al. 2024)."""
+
+    bins: Tensor
+
+    def __init__(
+        self, num_bins: Annotated[int, Range(3, 4095)] = 255, limit: Annotated[float, Range(1, 40)] = 20.0
+    ) -> None:
+        super().__init__()
+        if num_bins % 2 == 0:
+            raise ValueError(f"num_bins is {num_bins}: it must be odd, so that one bin is zero")
+        half = symexp(torch.linspace(-limit, 0.0, num_bins // 2 + 1))
+        self.num_parameters = num_bins
+        self.register_buffer("bins", torch.cat([half, -half[:-1].flip(0)]), persistent=False)  # exactly symmetric
+
+    def mean(self, logits: Tensor) -> Tensor:
+        """Return the expected value; bins are added in pairs, so that equal chances give exactly zero."""
+        terms = logits.float().softmax(-1) * self.bins
+        center = self.num_parameters // 2
+        return terms[..., center] + (terms[..., :center].flip(-1) + terms[..., center + 1 :]).sum(-1)
+
+    def loss(self, logits: Tensor, values: Tensor) -> Tensor:
+        """Return the cross-entropy with the two-hot code, per entry; values beyond the last bin are that bin."""
+        logits, values = logits.float(), values.clamp(self.bins[0], self.bins[-1])
+        lower = (torch.searchsorted(self.bins, values.contiguous(), right=True) - 1).clamp(max=self.num_parameters - 2)
+        below, above = self.bins[lower], self.bins[lower + 1]
+        share = (values - below) / (above - below)
+        chosen = logits.gather(-1, torch.stack([lower, lower + 1], -1))
+        return logits.logsumexp(-1) - torch.lerp(chosen[..., 0], chosen[..., 1], share)

@@ -1,0 +1,50 @@
+"""The actor of Dreamer (Hafner et al. 2020, 2021, 2024): a stack of layers and a distribution over action vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_lab.components.layers import Activation, Normalization, Stack
+from rl_lab.core.ranges import Count, Natural, NonNegative
+
+
+class DreamerActor(nn.Module):
+    """Reads the features of a latent state. `policy` says what the outputs mean: OneHot, BoundedNormal, ..."""
+
+    def __init__(
+        self,
+        inputs: Count,
+        policy: Any,
+        units: Count,
+        num_layers: Natural = 3,
+        activation: Activation = "silu",
+        norm: Normalization = "rms",
+        output_scale: NonNegative = 0.01,
+    ) -> None:
+        super().__init__()
+        self.policy = policy
+        self.network = Stack(
+            inputs,
+            policy.num_parameters,
+            units,
+            num_layers,
+            activation=activation,
+            norm=norm,
+            output_scale=output_scale,
+        )
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the parameters of the policy at features [..., F]."""
+        return self.network(features).float()
+
+    def act(self, features: Tensor, *, explore: bool, exploration: float, generator: torch.Generator | None) -> Tensor:
+        """Return action vectors: drawn, and perturbed by `exploration`, or else the most probable ones."""
+        parameters = self(features)
+        if not explore:
+            return self.policy.mode(parameters)
+        draws = self.policy.draw(tuple(parameters.shape[:-1]), parameters, generator)
+        actions = self.policy.sample(parameters, draws)
+        return self.policy.perturb(actions, exploration, generator) if exploration else actions

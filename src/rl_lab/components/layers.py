@@ -1,0 +1,275 @@
+"""Layers of recurrent world models: linear maps, linear maps in blocks, norms; and their gradients over a whole scan.
+
+A scan that calls a layer at each of T steps would form its weight gradient T times and add them up. With a `Tape` the
+steps use detached weights and add an offset of zeros to each output; the gradient of all offsets together is that of
+all outputs, so each weight gradient is one product over T * B rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_lab.core.ranges import Count, Natural, NonNegative
+
+Activation = Literal["silu", "elu", "relu", "tanh", "gelu"]
+Normalization = Literal["rms", "layer", "none"]
+Initialization = Literal["truncated", "glorot"]
+ACTIVATIONS = {"silu": F.silu, "elu": F.elu, "relu": F.relu, "tanh": torch.tanh, "gelu": F.gelu}
+_EPSILON = {"rms": 1e-4, "layer": 1e-3}
+
+
+def initialize(weight: Tensor, fan_in: int, fan_out: int, kind: Initialization, scale: float = 1.0) -> None:
+    """Fill a weight: a normal distribution cut at two sigma of variance 1 / fan_in, or Glorot's uniform one."""
+    if kind == "truncated":
+        spread = 1.1368 * fan_in**-0.5  # cutting the tails shrinks the variance: this makes it up
+        nn.init.trunc_normal_(weight, std=spread, a=-2.0 * spread, b=2.0 * spread)
+    else:
+        bound = (6.0 / (fan_in + fan_out)) ** 0.5
+        nn.init.uniform_(weight, -bound, bound)
+    with torch.no_grad():
+        weight.mul_(scale)
+
+
+class Tape:
+    """What the layers of one step of a scan use instead of their parameters, and what they saw."""
+
+    def __init__(self, weights: Mapping[str, Sequence[Tensor]], offsets: Mapping[str, Tensor]) -> None:
+        self.weights, self.offsets = weights, offsets
+        self.seen: dict[str, Tensor] = {}
+
+    def record(self, key: str, seen: Tensor, output: Tensor) -> Tensor:
+        """Remember what a layer saw, and return its output with the offset added."""
+        self.seen[key] = seen.detach()
+        return output + self.offsets[key]
+
+
+class ScanLayer(nn.Module):
+    """A layer that a scan may use with a tape; the recurrence that owns it gives it a `key`."""
+
+    key = ""
+    outputs: int
+
+    def scanned(self) -> tuple[Tensor, ...]:
+        """Return the weights that the steps of a scan use."""
+        raise NotImplementedError
+
+    def gradients(self, seen: Tensor, outputs: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of `scanned` from what was seen [R, ...] and the gradients of the outputs [R, ...]."""
+        raise NotImplementedError
+
+
+class Linear(ScanLayer):
+    """A linear map whose last `num_ahead` inputs are known before a scan: `project` maps them for all steps at once."""
+
+    def __init__(
+        self,
+        inputs: Count,
+        outputs: Count,
+        *,
+        num_ahead: Natural = 0,
+        bias: bool = True,
+        initialization: Initialization = "truncated",
+        scale: NonNegative = 1.0,
+    ) -> None:
+        super().__init__()
+        self.inputs, self.outputs, self.num_scanned = inputs, outputs, inputs - num_ahead
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+        initialize(self.weight, inputs, outputs, initialization, scale)
+
+    def project(self, ahead: Tensor) -> Tensor:
+        """Map the inputs that are known ahead."""
+        return F.linear(ahead, self.weight[:, self.num_scanned :])
+
+    def forward(self, values: Tensor, tape: Tape | None = None) -> Tensor:
+        """Map all inputs, or, where some are known ahead, the others."""
+        if tape is not None:
+            values = values.to(tape.weights[self.key][0].dtype)
+            return tape.record(self.key, values, F.linear(values, *tape.weights[self.key]))
+        return F.linear(values, *self.scanned())
+
+    def scanned(self) -> tuple[Tensor, ...]:
+        """Return the weights that the steps of a scan use."""
+        weight = self.weight if self.num_scanned == self.inputs else self.weight[:, : self.num_scanned]
+        return (weight,) if self.bias is None else (weight, self.bias)
+
+    def gradients(self, seen: Tensor, outputs: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of `scanned`."""
+        weight = outputs.T @ seen.to(outputs.dtype)
+        return (weight,) if self.bias is None else (weight, outputs.sum(0))
+
+
+class BlockLinear(ScanLayer):
+    """A linear map in blocks: each block of outputs reads its own block of inputs; both are flat, block after block."""
+
+    def __init__(
+        self, inputs: Count, outputs: Count, num_blocks: Count, *, initialization: Initialization = "truncated"
+    ) -> None:
+        super().__init__()
+        if inputs % num_blocks or outputs % num_blocks:
+            raise ValueError(f"{inputs} inputs and {outputs} outputs cannot be divided into {num_blocks} blocks")
+        self.inputs, self.outputs, self.num_blocks = inputs, outputs, num_blocks
+        self.weight = nn.Parameter(torch.empty(num_blocks, inputs // num_blocks, outputs // num_blocks))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        initialize(self.weight, inputs, outputs, initialization)
+
+    def forward(self, values: Tensor, tape: Tape | None = None) -> Tensor:
+        """Map [..., inputs] to [..., outputs]."""
+        if tape is not None:
+            values = values.to(tape.weights[self.key][0].dtype)
+            return tape.record(self.key, values, self._map(values, *tape.weights[self.key]))
+        return self._map(values, *self.scanned())
+
+    def _map(self, values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        rows = values.reshape(-1, self.num_blocks, self.inputs // self.num_blocks).transpose(0, 1)  # [G, R, in]
+        outputs = torch.bmm(rows, weight).transpose(0, 1)  # [R, G, out]
+        return outputs.reshape(*values.shape[:-1], self.outputs) + bias
+
+    def scanned(self) -> tuple[Tensor, ...]:
+        """Return the weights that the steps of a scan use."""
+        return self.weight, self.bias
+
+    def gradients(self, seen: Tensor, outputs: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of `scanned`."""
+        blocks = [tensor.unflatten(-1, (self.num_blocks, -1)) for tensor in (seen.to(outputs.dtype), outputs)]
+        weight = torch.bmm(blocks[0].permute(1, 2, 0), blocks[1].transpose(0, 1))
+        return weight, outputs.sum(0)
+
+
+class Norm(ScanLayer):
+    """Root-mean-square or layer norm over the last dimension, computed in float32, with a learned scale; or nothing."""
+
+    def __init__(self, size: Count, kind: Normalization = "rms") -> None:
+        super().__init__()
+        self.outputs, self.kind = size, kind
+        self.scale = nn.Parameter(torch.ones(size)) if kind != "none" else None
+        self.shift = nn.Parameter(torch.zeros(size)) if kind == "layer" else None
+
+    def forward(self, values: Tensor, tape: Tape | None = None) -> Tensor:
+        """Normalise."""
+        if self.scale is None:
+            return values
+        normalized = self._normalize(values.float()).to(values.dtype)
+        if tape is None:
+            return self._scale(normalized, *self.scanned())
+        return tape.record(self.key, normalized, self._scale(normalized, *tape.weights[self.key]))
+
+    def _normalize(self, values: Tensor) -> Tensor:
+        if self.kind == "layer":
+            return F.layer_norm(values, values.shape[-1:], eps=_EPSILON["layer"])
+        return values * (values.square().mean(-1, keepdim=True) + _EPSILON["rms"]).rsqrt()
+
+    @staticmethod
+    def _scale(normalized: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
+        scaled = normalized * scale.to(normalized.dtype)
+        return scaled if shift is None else scaled + shift.to(normalized.dtype)
+
+    def scanned(self) -> tuple[Tensor, ...]:
+        """Return the weights that the steps of a scan use."""
+        return tuple(weight for weight in (self.scale, self.shift) if weight is not None)
+
+    def gradients(self, seen: Tensor, outputs: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of `scanned`."""
+        scale = (outputs * seen).sum(0)
+        return (scale,) if self.shift is None else (scale, outputs.sum(0))
+
+
+class Dense(nn.Module):
+    """A linear map, a norm and an activation."""
+
+    def __init__(
+        self,
+        inputs: Count,
+        outputs: Count,
+        *,
+        activation: Activation = "silu",
+        norm: Normalization = "rms",
+        num_ahead: Natural = 0,
+    ) -> None:
+        super().__init__()
+        initialization: Initialization = "truncated" if norm == "rms" else "glorot"
+        self.linear = Linear(inputs, outputs, num_ahead=num_ahead, initialization=initialization)
+        self.norm = Norm(outputs, norm)
+        self._activation = ACTIVATIONS[activation]
+
+    def forward(self, values: Tensor, ahead: Tensor | None = None, tape: Tape | None = None) -> Tensor:
+        """Map; `ahead` is what `linear.project` made of the inputs that were known ahead."""
+        values = self.linear(values, tape)
+        return self._activation(self.norm(values if ahead is None else values + ahead, tape))
+
+
+class Stack(nn.Module):
+    """Dense layers of one width, and a plain linear map to the outputs if there are any.
+
+    `output_scale` multiplies the initial weights of the last map: zero makes predictions begin at nothing.
+    """
+
+    def __init__(
+        self,
+        inputs: Count,
+        outputs: Natural,
+        units: Count,
+        num_layers: Natural,
+        *,
+        activation: Activation = "silu",
+        norm: Normalization = "rms",
+        output_scale: NonNegative = 1.0,
+    ) -> None:
+        super().__init__()
+        sizes = [inputs, *[units] * num_layers]
+        self.layers = nn.ModuleList(Dense(a, b, activation=activation, norm=norm) for a, b in itertools.pairwise(sizes))
+        initialization: Initialization = "truncated" if norm == "rms" else "glorot"
+        self.output = Linear(sizes[-1], outputs, initialization=initialization, scale=output_scale) if outputs else None
+        self.outputs = outputs or sizes[-1]
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Map [..., inputs] to [..., outputs]."""
+        for layer in self.layers:
+            values = layer(values)
+        return values if self.output is None else self.output(values)
+
+
+class _Offsets(torch.autograd.Function):
+    """Zeros that stand for the influence of a layer's weights on its outputs at all steps of a scan."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: ScanLayer, seen: list[Tensor], zeros: Tensor, *weights: Tensor) -> Tensor:
+        """Return the zeros [T, B, outputs]."""
+        ctx.layer, ctx.seen = layer, seen
+        ctx.dtypes = [weight.dtype for weight in weights]
+        return zeros
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Return the weight gradients, each formed once for all steps."""
+        seen = torch.stack(ctx.seen).flatten(0, -2)
+        ctx.seen.clear()
+        found = ctx.layer.gradients(seen, gradients[0].flatten(0, -2))
+        return None, None, None, *(entry.to(dtype) for entry, dtype in zip(found, ctx.dtypes, strict=True))
+
+
+class Tapes:
+    """The tapes of all steps of a scan: weights cast once, offsets, and what the layers saw, in order."""
+
+    def __init__(self, layers: Sequence[ScanLayer], num_steps: int, num_rows: int, dtype: torch.dtype) -> None:
+        self._seen: dict[str, list[Tensor]] = {layer.key: [] for layer in layers}
+        self.weights = {layer.key: [weight.detach().to(dtype) for weight in layer.scanned()] for layer in layers}
+        steps = {layer.key: self._offsets(layer, num_steps, num_rows, dtype).unbind() for layer in layers}
+        self.offsets = [{key: offsets[t] for key, offsets in steps.items()} for t in range(num_steps)]
+
+    def _offsets(self, layer: ScanLayer, num_steps: int, num_rows: int, dtype: torch.dtype) -> Tensor:
+        weights = layer.scanned()
+        zeros = torch.zeros(num_steps, num_rows, layer.outputs, dtype=dtype, device=weights[0].device)
+        offsets: Tensor = _Offsets.apply(layer, self._seen[layer.key], zeros, *weights)
+        return offsets
+
+    def keep(self, seen: Mapping[str, Tensor]) -> None:
+        """Remember what the layers saw at the next step."""
+        for key, values in seen.items():
+            self._seen[key].append(values)

@@ -1,0 +1,87 @@
+"""Cells: how the deterministic part of a recurrent state moves on, given the stochastic part and an action.
+
+What depends on the action alone is computed ahead of a scan by `ahead`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from rl_lab.components.layers import ACTIVATIONS, Activation, BlockLinear, Dense, Linear, Norm, Normalization, Tape
+from rl_lab.core.ranges import Count
+
+
+class GRU(nn.Module):
+    """A gated recurrent unit (Cho et al. 2014) behind one dense layer, as Dreamer v1 and v2 have it."""
+
+    def __init__(
+        self,
+        deter: Count,
+        stoch: Count,
+        action: Count,
+        units: Count,
+        activation: Activation = "elu",
+        norm: Normalization = "none",
+        update_bias: float = -1.0,
+    ) -> None:
+        super().__init__()
+        self.deter, self.action, self.update_bias = deter, action, update_bias
+        self.dense = Dense(stoch + action, units, activation=activation, norm="none", num_ahead=action)
+        self.gates = Linear(units + deter, 3 * deter, bias=norm == "none", initialization="glorot")
+        self.norm = Norm(3 * deter, norm)
+
+    def ahead(self, actions: Tensor) -> Tensor:
+        """Prepare what depends on actions [..., A] alone."""
+        return self.dense.linear.project(actions)
+
+    def forward(self, deter: Tensor, stoch: Tensor, ahead: Tensor, tape: Tape | None = None) -> Tensor:
+        """Move on."""
+        inputs = self.dense(stoch, ahead, tape)
+        gates = self.norm(self.gates(torch.cat([inputs, deter], -1), tape), tape)
+        return gated(deter, *gates.chunk(3, -1), self.update_bias)
+
+
+class BlockGRU(nn.Module):
+    """A gated recurrent unit with weights in blocks (Hafner et al. 2024): cheap, so that its state can be large."""
+
+    def __init__(
+        self,
+        deter: Count,
+        stoch: Count,
+        action: Count,
+        units: Count,
+        num_blocks: Count = 8,
+        activation: Activation = "silu",
+        norm: Normalization = "rms",
+    ) -> None:
+        super().__init__()
+        self.deter, self.action, self.num_blocks = deter, action, num_blocks
+        self.from_deter = Dense(deter, units, activation=activation, norm=norm)
+        self.from_stoch = Dense(stoch, units, activation=activation, norm=norm)
+        self.from_action = Dense(action, units, activation=activation, norm=norm)
+        self.hidden = BlockLinear(deter + 3 * units * num_blocks, deter, num_blocks)
+        self.hidden_norm = Norm(deter, norm)
+        self.gates = BlockLinear(deter, 3 * deter, num_blocks)
+        self._activation = ACTIVATIONS[activation]
+
+    def ahead(self, actions: Tensor) -> Tensor:
+        """Prepare what depends on actions [..., A] alone; beyond [-1, 1] only their sign counts."""
+        return self.from_action(actions / actions.detach().abs().clamp(min=1.0))
+
+    def forward(self, deter: Tensor, stoch: Tensor, ahead: Tensor, tape: Tape | None = None) -> Tensor:
+        """Move on."""
+        shared = [self.from_deter(deter, None, tape), self.from_stoch(stoch, None, tape)]
+        inputs = torch.cat([*shared, ahead.to(shared[0].dtype)], -1).unsqueeze(-2)
+        inputs = inputs.expand(*inputs.shape[:-2], self.num_blocks, -1)  # every block reads all of it
+        blocks = torch.cat([deter.unflatten(-1, (self.num_blocks, -1)).to(inputs.dtype), inputs], -1).flatten(-2)
+        hidden = self._activation(self.hidden_norm(self.hidden(blocks, tape), tape))
+        gates = self.gates(hidden, tape).unflatten(-1, (self.num_blocks, -1)).chunk(3, -1)
+        return gated(deter, *(gate.flatten(-2) for gate in gates), -1.0)
+
+
+def gated(deter: Tensor, reset: Tensor, candidate: Tensor, update: Tensor, update_bias: float) -> Tensor:
+    """Mix the old state with a candidate; the negative bias makes the unit remember at first."""
+    candidate = (reset.sigmoid() * candidate).tanh()
+    update = (update + update_bias).sigmoid()
+    return update * candidate + (1.0 - update) * deter

@@ -1,0 +1,170 @@
+"""Observations in and out of a world model: vectors, images, or a dict of both, encoded and decoded together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rl_lab.components.layers import Activation, Normalization, Stack
+from rl_lab.components.twohot import symexp, symlog
+from rl_lab.core.batch import Tree
+from rl_lab.core.ranges import Count, NonNegative
+
+Shape = Count | Sequence[Count]  # a vector's length, or [C, H, W]
+ONLY = "observation"  # the name of an observation that is not a dict
+
+
+class VectorEncoder(nn.Module):
+    """A stack of dense layers on vectors, which `symlog` may compress first."""
+
+    def __init__(
+        self,
+        inputs: Count,
+        units: Count,
+        num_layers: Count = 3,
+        symlog: bool = True,
+        activation: Activation = "silu",
+        norm: Normalization = "rms",
+    ) -> None:
+        super().__init__()
+        self.symlog = symlog
+        self.network = Stack(inputs, 0, units, num_layers, activation=activation, norm=norm)
+        self.outputs = units
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        """Encode [..., inputs] as [..., outputs]."""
+        return self.network(symlog(vectors) if self.symlog else vectors)
+
+
+class VectorDecoder(nn.Module):
+    """A stack of dense layers to vectors, which are predicted in symlog space if `symlog` says so."""
+
+    def __init__(
+        self,
+        inputs: Count,
+        outputs: Count,
+        units: Count,
+        num_layers: Count = 3,
+        symlog: bool = True,
+        activation: Activation = "silu",
+        norm: Normalization = "rms",
+    ) -> None:
+        super().__init__()
+        self.symlog = symlog
+        self.network = Stack(inputs, outputs, units, num_layers, activation=activation, norm=norm)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return predictions [..., outputs]."""
+        return self.network(features).float()
+
+    def target(self, vectors: Tensor) -> Tensor:
+        """Return what is to be predicted of vectors."""
+        return symlog(vectors) if self.symlog else vectors
+
+    def observation(self, predictions: Tensor) -> Tensor:
+        """Return the vectors that predictions mean."""
+        return symexp(predictions) if self.symlog else predictions
+
+
+class ObservationEncoder(nn.Module):
+    """One network for all vectors of an observation side by side, one for all its images."""
+
+    def __init__(
+        self,
+        inputs: Shape | Mapping[str, Shape],
+        vector: Callable[..., nn.Module],  # vector(inputs=12), such as a partial VectorEncoder
+        image: Callable[..., nn.Module],  # image(inputs=[3, 64, 64]), such as a partial PooledEncoder
+    ) -> None:
+        super().__init__()
+        self.vectors, self.images = sort(inputs)
+        self.vector = vector(inputs=sum(self.vectors.values())) if self.vectors else None
+        self.image = image(inputs=joined_shape(self.images)) if self.images else None
+        self.outputs = sum(part.outputs for part in (self.vector, self.image) if part is not None)
+
+    def forward(self, observations: Tree) -> Tensor:
+        """Encode observations with any leading dimensions as [..., outputs]."""
+        seen = observations if isinstance(observations, Mapping) else {ONLY: observations}
+        parts = []
+        if self.vector is not None:
+            parts.append(self.vector(torch.cat([seen[name].float() for name in self.vectors], -1)))
+        if self.image is not None:
+            images = torch.cat([seen[name] for name in self.images], -3)
+            parts.append(self.image(images.flatten(0, -4)).unflatten(0, images.shape[:-3]))
+        return parts[0] if len(parts) == 1 else torch.cat([part.to(parts[0].dtype) for part in parts], -1)
+
+
+class ObservationDecoder(nn.Module):
+    """One network that predicts all vectors of an observation, one that predicts all its images.
+
+    `weight` multiplies the squared errors: a half makes them those of Gaussians of variance one.
+    """
+
+    def __init__(
+        self,
+        inputs: Count,
+        outputs: Shape | Mapping[str, Shape],
+        vector: Callable[..., nn.Module],  # vector(inputs=512, outputs=12), such as a partial VectorDecoder
+        image: Callable[..., nn.Module],  # image(inputs=512, outputs=[3, 64, 64]), such as a partial PooledDecoder
+        weight: NonNegative = 1.0,
+    ) -> None:
+        super().__init__()
+        self.vectors, self.images = sort(outputs)
+        self.single = not isinstance(outputs, Mapping)
+        self.vector = vector(inputs=inputs, outputs=sum(self.vectors.values())) if self.vectors else None
+        self.image = image(inputs=inputs, outputs=joined_shape(self.images)) if self.images else None
+        self.weight = weight
+
+    def forward(self, features: Tensor) -> dict[str, Tensor]:
+        """Return raw predictions by name: images as fractions of 255, vectors in the space of their targets."""
+        predictions: dict[str, Tensor] = {}
+        if self.vector is not None:
+            parts = self.vector(features).split(list(self.vectors.values()), -1)
+            predictions |= dict(zip(self.vectors, parts, strict=True))
+        if self.image is not None:
+            images = self.image(features.flatten(0, -2)).unflatten(0, features.shape[:-1])
+            channels = [shape[0] for shape in self.images.values()]
+            predictions |= dict(zip(self.images, images.split(channels, -3), strict=True))
+        return predictions
+
+    def loss(self, predictions: Mapping[str, Tensor], observations: Tree) -> Tensor:
+        """Return squared errors per entry, summed over everything that was observed."""
+        seen = observations if isinstance(observations, Mapping) else {ONLY: observations}
+        total = None
+        for name, predicted in predictions.items():
+            if name in self.images:
+                error = (predicted - seen[name].float() / 255.0).square().sum((-3, -2, -1))
+            else:
+                assert self.vector is not None
+                error = (predicted - self.vector.target(seen[name].float())).square().sum(-1)
+            total = error if total is None else total + error
+        assert total is not None
+        return self.weight * total
+
+    def decode(self, features: Tensor) -> Tree:
+        """Return the observations that features mean: images uint8, vectors in their own units."""
+        decoded = {}
+        for name, predicted in self(features).items():
+            if name in self.images:
+                decoded[name] = (predicted * 255.0).round().clamp(0.0, 255.0).to(torch.uint8)
+            else:
+                assert self.vector is not None
+                decoded[name] = self.vector.observation(predicted)
+        return decoded[ONLY] if self.single else decoded
+
+
+def sort(shapes: Shape | Mapping[str, Shape]) -> tuple[dict[str, int], dict[str, list[int]]]:
+    """Return the vectors and the images of an observation by name."""
+    named = shapes if isinstance(shapes, Mapping) else {ONLY: shapes}
+    vectors = {name: shape for name, shape in named.items() if isinstance(shape, int)}
+    images = {name: list(shape) for name, shape in named.items() if not isinstance(shape, int)}
+    return vectors, images
+
+
+def joined_shape(images: Mapping[str, Sequence[int]]) -> list[int]:
+    """Return the shape of all images side by side in their channels."""
+    shapes = list(images.values())
+    if any(list(shape[1:]) != list(shapes[0][1:]) for shape in shapes):
+        raise ValueError(f"images of different sizes cannot be read together: {dict(images)}")
+    return [sum(shape[0] for shape in shapes), *shapes[0][1:]]

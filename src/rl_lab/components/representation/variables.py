@@ -1,0 +1,125 @@
+"""Stochastic variables of a latent state: Gaussian (Dreamer v1) or categorical (v2, v3), from parameters and noise."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rl_lab.core import noise
+from rl_lab.core.ranges import Count, Positive, Range, Unit
+
+
+class Gaussians:
+    """Independent Gaussian variables; the parameters are means and raw deviations."""
+
+    def __init__(self, num_variables: Count = 30, min_std: Positive = 0.1) -> None:
+        self.num_variables, self.min_std = num_variables, min_std
+        self.size, self.num_parameters = num_variables, 2 * num_variables
+
+    def draw(self, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw the noise that samples of a leading shape need."""
+        return noise.normal((*shape, self.num_variables), like, generator)
+
+    def sample(self, parameters: Tensor, draws: Tensor) -> Tensor:
+        """Return samples [..., size], differentiable in the parameters."""
+        mean, std = self._moments(parameters)
+        return mean + std * draws
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        """Return the means."""
+        return self._moments(parameters)[0]
+
+    def divergence(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return the Kullback-Leibler divergence [...] of the distributions with these parameters, in nats."""
+        mean, std = self._moments(left)
+        other_mean, other_std = self._moments(right)
+        ratio = (std / other_std).square()
+        distance = ((mean - other_mean) / other_std).square()
+        return 0.5 * (ratio + distance - 1.0 - ratio.log()).sum(-1)
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Return the entropy [...] in nats."""
+        return (self._moments(parameters)[1].log() + 1.4189385332046727).sum(-1)
+
+    def pack(self, samples: Tensor) -> Tensor:
+        """Return samples as they are stored."""
+        return samples.to(torch.bfloat16)
+
+    def unpack(self, stored: Tensor) -> Tensor:
+        """Return stored samples."""
+        return stored.float()
+
+    def _moments(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        mean, raw = parameters.float().chunk(2, -1)
+        return mean, F.softplus(raw) + self.min_std
+
+
+class Categoricals:
+    """Independent categorical variables as one-hot codes, with straight-through gradients; parameters are logits.
+
+    `unimix` is the share of the uniform distribution that is mixed in, so that no class is ever impossible.
+    """
+
+    def __init__(
+        self,
+        num_variables: Count = 32,
+        num_classes: Annotated[int, Range(2, 256)] = 32,
+        unimix: Unit = 0.01,
+    ) -> None:
+        self.num_variables, self.num_classes, self.unimix = num_variables, num_classes, unimix
+        self.size = self.num_parameters = num_variables * num_classes
+
+    def draw(self, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw the noise that samples of a leading shape need: one number for each variable."""
+        return noise.uniform((*shape, self.num_variables), like, generator)
+
+    def sample(self, parameters: Tensor, draws: Tensor) -> Tensor:
+        """Return samples [..., size]; gradients pass to the probabilities as if the codes were those."""
+        probs = self.probs(parameters)
+        # The class whose share of [0, 1) the number falls into; rounding may leave the shares a little short of 1.
+        index = (probs.detach().cumsum(-1) <= draws.unsqueeze(-1)).sum(-1).clamp(max=self.num_classes - 1)
+        return self._code(index, probs)
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        """Return the codes of the most probable classes."""
+        probs = self.probs(parameters)
+        return self._code(probs.argmax(-1), probs)
+
+    def probs(self, parameters: Tensor) -> Tensor:
+        """Return the probabilities [..., variables, classes], the uniform share mixed in."""
+        probs = parameters.float().unflatten(-1, (self.num_variables, self.num_classes)).softmax(-1)
+        return probs if self.unimix == 0.0 else (1.0 - self.unimix) * probs + self.unimix / self.num_classes
+
+    def divergence(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return the Kullback-Leibler divergence [...] of the distributions with these parameters, in nats."""
+        return (self.probs(left) * (self.log_probs(left) - self.log_probs(right))).sum((-2, -1))
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """Return the entropy [...] in nats."""
+        return -(self.probs(parameters) * self.log_probs(parameters)).sum((-2, -1))
+
+    def pack(self, samples: Tensor) -> Tensor:
+        """Return samples as they are stored: class indices."""
+        return samples.unflatten(-1, (self.num_variables, self.num_classes)).argmax(-1).to(torch.uint8)
+
+    def unpack(self, stored: Tensor) -> Tensor:
+        """Return stored samples as codes."""
+        return one_hot(stored.long(), self.num_classes).flatten(-2)
+
+    def _code(self, index: Tensor, probs: Tensor) -> Tensor:
+        code = one_hot(index, self.num_classes)
+        return (code + (probs - probs.detach()) if probs.requires_grad else code).flatten(-2)
+
+    def log_probs(self, parameters: Tensor) -> Tensor:
+        """Return the logarithms of `probs`."""
+        if self.unimix:
+            return self.probs(parameters).log()
+        return parameters.float().unflatten(-1, (self.num_variables, self.num_classes)).log_softmax(-1)
+
+
+def one_hot(index: Tensor, num_classes: int) -> Tensor:
+    """Return the codes [..., num_classes] of indices [...]; unlike torch's it never asks the host."""
+    return torch.zeros(*index.shape, num_classes, device=index.device).scatter_(-1, index.unsqueeze(-1), 1.0)

@@ -1,0 +1,162 @@
+"""Encoders and decoders of observations: vectors, images, dicts; sizes, units, losses."""
+
+import functools
+
+import pytest
+import torch
+
+from rl_lab.components.predictions import Bernoulli, SymlogError, UnitNormal
+from rl_lab.components.representation.heads import Head
+from rl_lab.components.representation.images import PooledDecoder, PooledEncoder, StridedDecoder, StridedEncoder
+from rl_lab.components.representation.observations import (
+    ObservationDecoder,
+    ObservationEncoder,
+    VectorDecoder,
+    VectorEncoder,
+)
+from rl_lab.components.twohot import SymexpTwoHot, symexp, symlog
+from rl_lab.core.errors import UserError
+
+DETER, FEATURES = 16, 24
+VECTOR = {
+    "vector": functools.partial(VectorEncoder, units=8, num_layers=2),
+    "image": functools.partial(PooledEncoder, depth=4, multipliers=(2, 2)),
+}
+BACK = {
+    "vector": functools.partial(VectorDecoder, units=8, num_layers=2),
+    "image": functools.partial(PooledDecoder, deter=DETER, depth=4, units=8, multipliers=(2, 2)),
+}
+
+
+def images(*shape, seed=0):
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("leading", [(5,), (3, 5)])
+@pytest.mark.parametrize("kind", ["vector", "image", "dict"])
+def test_observations_of_any_kind_are_encoded_and_decoded(kind, leading):
+    shapes = {
+        "vector": 6,
+        "image": [3, 16, 16],
+        "dict": {"speed": 2, "left": [3, 16, 16], "right": [1, 16, 16], "x": 1},
+    }
+    seen = {
+        "vector": torch.randn(*leading, 6),
+        "image": images(*leading, 3, 16, 16),
+        "dict": {
+            "speed": torch.randn(*leading, 2),
+            "left": images(*leading, 3, 16, 16),
+            "right": images(*leading, 1, 16, 16),
+            "x": torch.randn(*leading, 1),
+        },
+    }[kind]
+    torch.manual_seed(0)
+    encoder, decoder = ObservationEncoder(shapes[kind], **VECTOR), ObservationDecoder(FEATURES, shapes[kind], **BACK)
+    embeddings = encoder(seen)
+    assert embeddings.shape == (*leading, encoder.outputs)
+    features = torch.randn(*leading, FEATURES)
+    predictions = decoder(features)
+    loss = decoder.loss(predictions, seen)
+    assert loss.shape == leading
+    loss.mean().backward()
+    assert all(parameter.grad is not None for parameter in decoder.parameters())
+    decoded = decoder.decode(features)
+    if kind == "dict":
+        assert {name: leaf.shape for name, leaf in decoded.items()} == {name: leaf.shape for name, leaf in seen.items()}
+        assert decoded["left"].dtype == torch.uint8
+    else:
+        assert decoded.shape == seen.shape
+        assert decoded.dtype == seen.dtype
+
+
+def test_image_errors_are_sums_over_pixels_as_fractions():
+    decoder = ObservationDecoder(FEATURES, [3, 16, 16], **BACK, weight=0.5)
+    seen = images(2, 3, 16, 16)
+    predicted = torch.rand(2, 3, 16, 16)
+    expected = 0.5 * (predicted - seen / 255.0).square().flatten(1).sum(1)
+    torch.testing.assert_close(decoder.loss({"observation": predicted}, seen), expected)
+    assert decoder.loss({"observation": seen / 255.0}, seen).abs().max() == 0
+
+
+def test_vector_errors_are_sums_in_symlog_space():
+    seen = torch.tensor([[1000.0, -3.0]])
+    for compressed in (True, False):
+        parts = BACK | {"vector": functools.partial(VectorDecoder, units=8, symlog=compressed)}
+        decoder = ObservationDecoder(FEATURES, 2, **parts)
+        target = symlog(seen) if compressed else seen
+        predicted = torch.tensor([[1.0, 2.0]])
+        torch.testing.assert_close(
+            decoder.loss({"observation": predicted}, seen), (predicted - target).square().sum(-1)
+        )
+        features = torch.randn(1, FEATURES)
+        raw = decoder(features)["observation"]
+        torch.testing.assert_close(decoder.decode(features), symexp(raw) if compressed else raw)
+
+
+def test_the_pooled_networks_have_the_shapes_of_the_paper():
+    encoder = PooledEncoder([3, 64, 64], depth=16)
+    assert [c.out_channels for c in encoder.convolutions] == [32, 48, 64, 64]
+    assert encoder.outputs == 4 * 4 * 64
+    decoder = PooledDecoder(2048 + 512, [3, 64, 64], deter=2048, depth=16, units=256)
+    assert [c.out_channels for c in decoder.convolutions] == [64, 48, 32]
+    pictures = decoder(torch.randn(2, 2560))
+    assert pictures.shape == (2, 3, 64, 64)
+    assert 0 <= pictures.min() <= pictures.max() <= 1
+
+
+@pytest.mark.parametrize(("side", "down", "up"), [(64, (4, 4, 4, 4), (5, 5, 6, 6)), (32, (4, 4, 4), (5, 6, 6))])
+def test_the_strided_networks_have_the_shapes_of_the_paper(side, down, up):
+    encoder = StridedEncoder([3, side, side], depth=32, kernels=down)
+    decoder = StridedDecoder(FEATURES, [3, side, side], depth=32, kernels=up)
+    assert encoder(images(2, 3, side, side)).shape == (2, encoder.outputs)
+    assert decoder(torch.randn(2, FEATURES)).shape == (2, 3, side, side)
+    if side == 64:
+        assert encoder.outputs == 1024
+        assert decoder.dense.outputs == 1024
+
+
+def test_images_that_do_not_fit_are_explained():
+    with pytest.raises(UserError, match="multiples of 16"):
+        PooledEncoder([3, 40, 40], depth=4)
+    with pytest.raises(UserError, match="too small"):
+        StridedEncoder([3, 16, 16], kernels=(4, 4, 4, 4))
+    with pytest.raises(UserError, match="not of 32 x 32"):
+        StridedDecoder(8, [3, 32, 32], kernels=(5, 5, 6, 6))
+    with pytest.raises(ValueError, match="different sizes"):
+        ObservationEncoder({"a": [3, 16, 16], "b": [3, 8, 8]}, **VECTOR)
+
+
+def test_a_zero_output_predicts_exactly_zero():
+    head = Head(8, SymexpTwoHot(), 16, 2, output_scale=0.0)
+    outputs = head(torch.randn(7, 8))
+    assert torch.equal(head.mean(outputs), torch.zeros(7))
+
+
+def test_two_hot_codes_one_bin_at_a_time():
+    twohot = SymexpTwoHot(num_bins=11, limit=3.0)
+    bins = [float(b) for b in twohot.bins.double()]
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(40, 11, generator=generator)
+    values = torch.cat([10.0 * torch.randn(27, generator=generator), twohot.bins, torch.tensor([1e6, -1e6])])
+    for row, value, loss in zip(logits, values.tolist(), twohot.loss(logits, values).tolist(), strict=True):
+        value = min(max(value, bins[0]), bins[-1])
+        code = [0.0] * 11
+        for i in range(10):
+            if bins[i] <= value <= bins[i + 1]:
+                share = (value - bins[i]) / (bins[i + 1] - bins[i])
+                code = [0.0] * 11
+                code[i], code[i + 1] = 1.0 - share, share
+                break
+        assert sum(code) == pytest.approx(1.0)
+        expected = -sum(weight * log for weight, log in zip(code, row.log_softmax(-1).tolist(), strict=True))
+        assert loss == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    decoded = [sum(p * b for p, b in zip(row.softmax(-1).tolist(), bins, strict=True)) for row in logits]
+    torch.testing.assert_close(twohot.mean(logits), torch.tensor(decoded), rtol=1e-4, atol=1e-4)
+
+
+def test_predictions_have_their_minimum_at_the_truth():
+    for prediction, truth in ((UnitNormal(), 3.0), (SymlogError(), -40.0), (Bernoulli(), 0.9)):
+        outputs = torch.linspace(-8, 8, 16_001).unsqueeze(-1)
+        losses = prediction.loss(outputs, torch.full((16_001,), truth))
+        assert prediction.mean(outputs)[losses.argmin()].item() == pytest.approx(truth, rel=1e-2)
+    assert UnitNormal().loss(torch.tensor([[2.0]]), torch.tensor([0.0])).item() == 2.0
