@@ -19,7 +19,8 @@ from rl_lab.envs.tiny import CartPole
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.recorder import Recorder
 from rl_lab.orchestration.stopwatch import Stopwatch
-from rl_lab.profiling import Arithmetic, choose_phase, peak_of, profile_experiment, profile_run
+from rl_lab.orchestration.update_cost import Arithmetic, peak_of
+from rl_lab.profiling import choose_phase, profile_experiment, profile_run
 from rl_lab.workflows.dqn import DQNWorkflow
 from tests.reliability.workloads import WORKLOADS, train
 

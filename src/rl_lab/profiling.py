@@ -12,9 +12,6 @@ from typing import Any
 import psutil
 import torch
 from omegaconf import DictConfig
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from rl_lab.build import Experiment, build_experiment
 from rl_lab.composition import override
@@ -22,31 +19,15 @@ from rl_lab.core.capture import WARM_UP_CALLS
 from rl_lab.core.errors import UserError
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.core.workflow import Act
-from rl_lab.orchestration.loop import run_hook
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.stopwatch import Line, Stopwatch, device_wait, watch_run
+from rl_lab.orchestration.update_cost import UpdateCost, update_cost
 from rl_lab.runs import load_run
 
 ALONE = ("evaluation.every=null", "checkpoint.every_seconds=null", "checkpoint.every_steps=null")
 MAX_PREPARATION_SECONDS = 600.0  # filling buffers, compiling, warming up
 _ENDLESS = 10**12
-
-
-@dataclass(frozen=True)
-class UpdateCost:
-    """What one call of an update hook computes."""
-
-    hook: str
-    operations: dict[str, int]  # floating-point operations of matrix products and convolutions, by type
-    peaks: dict[str, float]  # operations per second that this device reaches in a large matrix product, by type
-    kernels: int | None = None  # on a GPU: launches of one replay, and how long they keep it busy
-    kernel_seconds: float | None = None
-
-    @property
-    def floor_seconds(self) -> float:
-        """How long the arithmetic alone takes at full speed."""
-        return sum(count / self.peaks[kind] for kind, count in self.operations.items())
 
 
 @dataclass(frozen=True)
@@ -105,7 +86,7 @@ def _profiled(experiment: Experiment, work: Path, name: str | None, cycles: int 
         with orchestrator.by_cycles() as run_cycle:
             warm_up(run_cycle, stopwatch, phase)
             profile = _timed(experiment, orchestrator, stopwatch, run_cycle, cycles, seconds)
-            costs = [update_cost(experiment, orchestrator, hook) for hook in _update_hooks(phase)]
+            costs = [update_cost(orchestrator, hook) for hook in _update_hooks(phase)]
         return replace(profile, costs=costs)
     finally:
         experiment.close()
@@ -233,76 +214,6 @@ def memory_of(device: str) -> dict[str, int]:
         found["device, allocated"] = torch.cuda.max_memory_allocated(device)
         found["device, reserved"] = torch.cuda.max_memory_reserved(device)
     return found
-
-
-class Arithmetic(TorchDispatchMode):
-    """Counts the floating-point operations of matrix products and convolutions, by the type of their numbers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: dict[str, int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and count it."""
-        out = func(*args, **(kwargs or {}))
-        count = flop_registry.get(func._overloadpacket)
-        if count is not None:
-            kind = str(next(given.dtype for given in args if isinstance(given, Tensor))).removeprefix("torch.")
-            total = count(*args, **(kwargs or {}), out_val=out)
-            self.operations[kind] = self.operations.get(kind, 0) + total
-        return out
-
-
-def update_cost(experiment: Experiment, orchestrator: Orchestrator, hook: Hook) -> UpdateCost:
-    """Run an update once more as it is and count what it computes; on a GPU look at one replay of it, too."""
-    phase = orchestrator.scheduler.current_phase()
-    kernels = None if orchestrator.capture is None else _kernels(experiment, orchestrator, hook, phase)
-    arithmetic = Arithmetic()
-    with torch.compiler.set_stance("force_eager"), arithmetic:
-        run_hook(hook, phase, experiment.workflow, experiment.collector, experiment.sources)
-    peaks = {kind: peak_of(experiment.device, kind) for kind in arithmetic.operations}
-    count, busy = kernels or (None, None)
-    return UpdateCost(hook.name, arithmetic.operations, peaks, count, busy)
-
-
-def _kernels(experiment: Experiment, orchestrator: Orchestrator, hook: Hook, phase: Phase) -> tuple[int, float]:
-    """Return how many kernels one replay launches, and how long they take."""
-    capture = orchestrator.capture
-    assert capture is not None
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    found: list[Any] = []
-    replay = capture.run
-
-    def watched(*arguments: Any) -> Any:
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=activities) as profiler:
-            columns = replay(*arguments)
-            torch.cuda.synchronize()
-        found.extend(event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA)
-        return columns
-
-    capture.run = watched  # type: ignore[method-assign]
-    try:
-        parts = (experiment.workflow, experiment.collector, experiment.sources)
-        run_hook(hook, phase, *parts, capture=capture)
-    finally:
-        capture.run = replay  # type: ignore[method-assign]
-    return len(found), sum(event.time_range.elapsed_us() for event in found) * 1e-6
-
-
-def peak_of(device: str, kind: str, *, repeats: int = 5) -> float:
-    """Measure how many operations per second a large matrix product reaches here, with the settings of the run."""
-    size = 1024 if device == "cpu" else 8192
-    left = torch.ones(size, size, dtype=getattr(torch, kind), device=device)
-    wait = device_wait(device) or (lambda: None)
-    best = float("inf")
-    for _ in range(repeats):
-        wait()
-        start = perf_counter()
-        _ = left @ left
-        wait()
-        best = min(best, perf_counter() - start)
-    return 2.0 * size**3 / best
 
 
 def _update_hooks(phase: Phase) -> list[Hook]:

@@ -25,7 +25,8 @@ from rl_lab.cli.train import normalized
 from rl_lab.core.errors import UserError
 
 if TYPE_CHECKING:
-    from rl_lab.profiling import Profile, UpdateCost
+    from rl_lab.orchestration.update_cost import UpdateCost
+    from rl_lab.profiling import Profile
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

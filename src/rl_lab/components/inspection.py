@@ -15,7 +15,7 @@ from rl_lab.core.workflow import Inspection, Metrics
 NUM_STARTS = 512  # of windows and of values, spread over all episodes; the same number at every call
 NUM_PLANS = 64
 NUM_POLICY_ROLLOUTS = 8  # from each start
-MAX_TAIL = 0.25  # largest share of a return-to-go that may be the model's own guess
+MAX_TAIL = 0.5  # largest share of a return-to-go that may be the model's own guess
 PICTURE_SIZE = 240
 _PAPER, _LINE, _POINT = (248, 249, 251), (148, 158, 174), (49, 110, 181)
 

@@ -6,6 +6,7 @@ read: device tensors that change in place, and constants. Python inside it is fr
 
 from __future__ import annotations
 
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -45,6 +46,17 @@ def compile_parts(parts: Iterable[Any]) -> None:
             part.compile(dynamic=False)
         for name in getattr(type(part), "pure", ()):
             setattr(part, name, torch.compile(getattr(part, name), dynamic=False))
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Run compiled parts as they are, for calls too rare to be worth compiling; no run records meanwhile."""
+    with _RECORDING:
+        if "torch._dynamo" not in sys.modules:  # nothing was compiled; importing it takes seconds
+            yield
+            return
+        with torch.compiler.set_stance("force_eager"):
+            yield
 
 
 class Graph:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_lab.core.capture import uncompiled
 from rl_lab.core.workflow import Inspection, Metrics
 from rl_lab.data.collector import ActFunction, RolloutCollector
 from rl_lab.data.episodes import EpisodeRecord
@@ -57,7 +58,7 @@ def play_and_inspect(
     returns, lengths = collector.collect_episodes(act, episodes, explore=explore, record=record)
     if inspect is None or record is None:
         return returns, lengths, Inspection()
-    with torch.no_grad():
+    with uncompiled(), torch.no_grad():
         return returns, lengths, inspect(record.trajectory(collector.device), generator=collector.generator)
 
 
