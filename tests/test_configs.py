@@ -133,7 +133,8 @@ def test_experiment_dry_runs_quickly(name, elsewhere, capsys):
     text = capsys.readouterr().out
     assert "collect" in text
     assert re.search(r"in all [\d,]+ agent steps, [\d,]+ updates, [\d,]+ actions", text)
-    assert list(elsewhere.iterdir()) == []
+    # The simulator writes its own warnings there.
+    assert [path for path in elsewhere.iterdir() if path.name != "MUJOCO_LOG.TXT"] == []
 
 
 def test_experiment_runs_three_cycles(name, elsewhere):

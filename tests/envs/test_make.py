@@ -138,7 +138,9 @@ def test_families_say_what_to_install(id, remedy):
     assert "--allow" in caught.value.remedy
 
 
-@pytest.mark.parametrize(("id", "extra"), [("HalfCheetah-v5", "mujoco"), ("LunarLander-v3", "box2d")])
+@pytest.mark.parametrize(
+    ("id", "extra"), [("HalfCheetah-v5", "rl-lab[mujoco]"), ("LunarLander-v3", "gymnasium[box2d]")]
+)
 def test_missing_extra(id, extra, monkeypatch):
     for module in ("mujoco", "Box2D"):
         monkeypatch.setitem(sys.modules, module, None)
@@ -146,7 +148,7 @@ def test_missing_extra(id, extra, monkeypatch):
         monkeypatch.delitem(sys.modules, module)
     with pytest.raises(UserError) as caught:
         make_env(id, 1)
-    assert caught.value.remedy == f'pip install "gymnasium[{extra}]"'
+    assert caught.value.remedy == f'pip install "{extra}"'
 
 
 MODULE = """

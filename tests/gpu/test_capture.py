@@ -31,6 +31,8 @@ SMALL = {
     "tdmpc2_swingup": ("update_agent", {"buffer.storage": "device"}),
     "dqn_cartpole": ("update_controller", {"buffer.storage": "device", "workflow.target_every": 3}),
     "ppo_cartpole": ("update_controller", {"workflow.num_epochs": 2}),
+    "sac_pendulum": ("update_agent", {"buffer.storage": "device"}),
+    "td3_pendulum": (("update_critic", "update_critic", "update_actor"), {"buffer.storage": "device"}),
 }
 
 
@@ -66,7 +68,8 @@ def check_agreement(name):
         with device_stream("cuda"):
             experiment, hook = prepare(name)
             capture = HookCapture(experiment.seeds.generators) if captured else None
-            metrics = [update(experiment, hook, capture, 1).metrics for _ in range(10)]
+            cycle = (hook,) if isinstance(hook, str) else hook
+            metrics = [update(experiment, entry, capture, 1).metrics for _ in range(10) for entry in cycle]
             torch.cuda.synchronize()
             losses = [{key: float(value) for key, value in entry.items()} for entry in metrics]
             results.append((losses, weights(experiment)))
@@ -92,6 +95,14 @@ def test_dqn_agrees():
 
 def test_ppo_agrees():
     check_agreement("ppo_cartpole")
+
+
+def test_sac_agrees():
+    check_agreement("sac_pendulum")
+
+
+def test_td3_agrees():
+    check_agreement("td3_pendulum")
 
 
 def test_replays_draw_fresh_noise():

@@ -40,6 +40,15 @@ _TDMPC = (
     "training.total_timesteps=120",
     *_OFTEN,
 )
+_CONTINUOUS = (
+    "algorithm.hidden=[8]",
+    "environment.max_episode_steps=40",
+    "training.phases.0.duration_steps=40",
+    "training.phases.0.workflow_hooks.0.collect=10",
+    "training.total_timesteps=160",
+    *_REPLAY,
+    *_OFTEN,
+)
 
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "dqn": ("dqn_cartpole", "training.total_timesteps=320", "training.phases.0.workflow_hooks.0.collect=8", *_DQN),
@@ -57,6 +66,8 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "recurrent": ("recurrent", *_TOY),
     "stepping": ("stepping", *_TOY),
     "tdmpc2": ("tdmpc2_swingup", *_TDMPC),
+    "sac": ("sac_pendulum", "environment.num_envs=2", "components.critics.layer_norm=true", *_CONTINUOUS),
+    "td3": ("td3_pendulum", *_CONTINUOUS),
 }
 
 

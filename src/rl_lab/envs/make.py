@@ -50,12 +50,12 @@ _PACKAGES = (
     ("BabyAI-", "minigrid", "minigrid"),
 )
 
-# Registered by Gymnasium, but made of parts that an extra of it brings: where the entry point is, which extra.
+# Registered by Gymnasium, but made of parts that an extra brings: where the entry point is, what pip installs.
 _EXTRAS = {
-    "gymnasium.envs.mujoco": "mujoco",
-    "gymnasium.envs.box2d": "box2d",
-    "gymnasium.envs.phys2d": "jax",
-    "gymnasium.envs.tabular": "jax",
+    "gymnasium.envs.mujoco": "rl-lab[mujoco]",
+    "gymnasium.envs.box2d": "gymnasium[box2d]",
+    "gymnasium.envs.phys2d": "gymnasium[jax]",
+    "gymnasium.envs.tabular": "gymnasium[jax]",
 }
 
 
@@ -221,7 +221,7 @@ def _make_gymnasium(
             f"this environment needs a package that is not installed: {error}",
             key="environment.id",
             value=id,
-            remedy=f'pip install "gymnasium[{extra}]"' if extra else "install what the message names",
+            remedy=f'pip install "{extra}"' if extra else "install what the message names",
         ) from error
     except Exception as error:
         raise UserError(

@@ -1,0 +1,77 @@
+"""Stacked perceptrons: several networks of one shape as one, with a batched product for each layer."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rl_lab.components.nets import ACTIVATIONS, Activation
+from rl_lab.core.ranges import Count, Range
+
+
+class StackedMLP(nn.Module):
+    """Members with weights [M, inputs, outputs], each initialised as a network of its own would be.
+
+    `layer_norm` normalises every hidden layer before its activation.
+    """
+
+    def __init__(
+        self,
+        inputs: Count,
+        outputs: Count,
+        hidden: Sequence[Count] = (256, 256),
+        num_members: Annotated[int, Range(1, 256)] = 2,
+        activation: Activation = "relu",
+        layer_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.num_members, self.layer_norm = num_members, layer_norm
+        # What it acts on is nobody else's, so that ReLU may overwrite it.
+        self.activation = nn.ReLU(inplace=True) if activation == "relu" else ACTIVATIONS[activation][0]()
+        pairs = list(itertools.pairwise([inputs, *hidden, outputs]))
+        self.weights = nn.ParameterList(nn.Parameter(torch.empty(num_members, a, b)) for a, b in pairs)
+        self.biases = nn.ParameterList(nn.Parameter(torch.empty(num_members, 1, b)) for _, b in pairs)
+        self._layers = list(zip(self.weights, self.biases, strict=True))  # walking a ParameterList takes longer
+        normed = hidden if layer_norm else ()
+        self.gains = nn.ParameterList(nn.Parameter(torch.ones(num_members, 1, size)) for size in normed)
+        self.shifts = nn.ParameterList(nn.Parameter(torch.zeros(num_members, 1, size)) for size in normed)
+        for weight, bias in self._layers:
+            bound = 1.0 / math.sqrt(weight.shape[1])  # torch's own for linear layers
+            nn.init.uniform_(weight, -bound, bound)
+            nn.init.uniform_(bias, -bound, bound)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> StackedMLP:
+        super()._apply(*args, **kwargs)  # moving to a device may replace the parameters
+        self._layers = list(zip(self.weights, self.biases, strict=True))
+        return self
+
+    def forward(self, values: Tensor, *, frozen: bool = False, num_members: int | None = None) -> Tensor:
+        """Map [..., inputs], the same for all members (or the first few), to [M, ..., outputs].
+
+        `frozen` lets gradients pass to the inputs without reaching the weights.
+        """
+        count = self.num_members if num_members is None else num_members
+        rows = values.reshape(1, -1, values.shape[-1]).expand(count, -1, -1)
+        return self.each(rows, frozen=frozen).reshape(count, *values.shape[:-1], -1)
+
+    def each(self, rows: Tensor, *, frozen: bool = False) -> Tensor:
+        """Map rows [M, B, inputs] of each member, or of the first few, to [M, B, outputs]."""
+
+        def read(parameter: Tensor) -> Tensor:
+            own = parameter.detach() if frozen else parameter
+            return own if len(rows) == self.num_members else own[: len(rows)]
+
+        last = len(self._layers) - 1
+        for i, (weight, bias) in enumerate(self._layers):
+            rows = torch.baddbmm(read(bias), rows, read(weight))
+            if i < last:
+                if self.layer_norm:
+                    rows = torch.addcmul(read(self.shifts[i]), F.layer_norm(rows, rows.shape[-1:]), read(self.gains[i]))
+                rows = self.activation(rows)
+        return rows
