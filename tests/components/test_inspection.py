@@ -130,9 +130,10 @@ def test_calibration_against_numpy_and_where_nothing_varies():
     predicted = 3.0 * observed + torch.randn(200, generator=random) + 5.0
     found = calibration(predicted, observed)
     assert found["value_bias"] == pytest.approx((predicted - observed).mean().item())
+    assert found["value_observed"] == pytest.approx(observed.mean().item())
     expected = torch.corrcoef(torch.stack([predicted, observed]))[0, 1].item()
     assert found["value_correlation"] == pytest.approx(expected, abs=1e-6)
-    assert calibration(torch.ones(5), observed[:5]).keys() == {"value_bias"}
+    assert calibration(torch.ones(5), observed[:5]).keys() == {"value_bias", "value_observed"}
 
 
 def test_the_picture_has_points_where_values_are():

@@ -13,7 +13,7 @@ from rl_lab.core.batch import Batch, Tree, tree_map
 from rl_lab.core.workflow import Inspection, Metrics
 
 NUM_STARTS = 512  # of windows and of values, spread over all episodes; the same number at every call
-NUM_PLANS = 64
+NUM_PLANS = 32
 NUM_POLICY_ROLLOUTS = 8  # from each start
 MAX_TAIL = 0.5  # largest share of a return-to-go that may be the model's own guess
 PICTURE_SIZE = 240
@@ -192,8 +192,8 @@ def returns_to_go(
 
 
 def calibration(predicted: Tensor, observed: Tensor) -> Metrics:
-    """Return the mean of predicted minus observed values, and their correlation where both vary."""
-    metrics = {"value_bias": (predicted - observed).mean().item()}
+    """Return the mean of predicted minus observed values beside the latter, and their correlation where both vary."""
+    metrics = {"value_bias": (predicted - observed).mean().item(), "value_observed": observed.mean().item()}
     left, right = (predicted - predicted.mean()).double(), (observed - observed.mean()).double()
     scale = left.norm() * right.norm()
     if scale > 1e-9:
