@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -41,10 +40,10 @@ class StackedMLP(nn.Module):
         normed = hidden if layer_norm else ()
         self.gains = nn.ParameterList(nn.Parameter(torch.ones(num_members, 1, size)) for size in normed)
         self.shifts = nn.ParameterList(nn.Parameter(torch.zeros(num_members, 1, size)) for size in normed)
-        for weight, bias in self._layers:
-            bound = 1.0 / math.sqrt(weight.shape[1])  # torch's own for linear layers
-            nn.init.uniform_(weight, -bound, bound)
-            nn.init.uniform_(bias, -bound, bound)
+        with torch.no_grad():
+            for (weight, bias), member in itertools.product(self._layers, range(num_members)):
+                linear = nn.Linear(weight.shape[1], weight.shape[2])
+                weight[member], bias[member, 0] = linear.weight.T, linear.bias
 
     def _apply(self, *args: Any, **kwargs: Any) -> StackedMLP:
         super()._apply(*args, **kwargs)  # moving to a device may replace the parameters
