@@ -86,7 +86,7 @@ def _profiled(experiment: Experiment, work: Path, name: str | None, cycles: int 
         with orchestrator.by_cycles() as run_cycle:
             warm_up(run_cycle, stopwatch, phase)
             profile = _timed(experiment, orchestrator, stopwatch, run_cycle, cycles, seconds)
-            costs = [update_cost(orchestrator, hook) for hook in _update_hooks(phase)]
+            costs = [update_cost(orchestrator, hook) for hook in _update_hooks(phase) if _can_run(experiment, hook)]
         return replace(profile, costs=costs)
     finally:
         experiment.close()
@@ -214,6 +214,11 @@ def memory_of(device: str) -> dict[str, int]:
         found["device, allocated"] = torch.cuda.max_memory_allocated(device)
         found["device, reserved"] = torch.cuda.max_memory_reserved(device)
     return found
+
+
+def _can_run(experiment: Experiment, hook: Hook) -> bool:
+    needs = experiment.workflow.takes_batch(hook.name)
+    return not needs or (hook.source is not None and experiment.sources[hook.source].ready)
 
 
 def _update_hooks(phase: Phase) -> list[Hook]:

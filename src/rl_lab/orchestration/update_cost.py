@@ -65,8 +65,8 @@ def update_cost(orchestrator: Orchestrator, hook: Hook) -> UpdateCost:
     return UpdateCost(hook.name, arithmetic.operations, peaks, count, busy)
 
 
-def _kernels(parts: RunParts, capture: HookCapture, hook: Hook, phase: Phase) -> tuple[int, float]:
-    """Return how many kernels one replay launches, and how long they take."""
+def _kernels(parts: RunParts, capture: HookCapture, hook: Hook, phase: Phase) -> tuple[int, float] | None:
+    """Return how many kernels one replay launches, and how long they take; None where the driver does not tell."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     found: list[Any] = []
     replay = capture.run
@@ -84,6 +84,8 @@ def _kernels(parts: RunParts, capture: HookCapture, hook: Hook, phase: Phase) ->
         run_hook(hook, phase, parts.workflow, parts.collector, parts.sources, capture=capture)
     finally:
         capture.run = replay  # type: ignore[method-assign]
+    if not found:
+        return None
     return len(found), sum(event.time_range.elapsed_us() for event in found) * 1e-6
 
 
