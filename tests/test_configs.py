@@ -179,6 +179,7 @@ def test_every_group_file_can_be_built(path):
     text = (PACKAGE_CONFIGS / f"{path}.yaml").read_text()
     node = OmegaConf.create({"node": yaml.safe_load(text), "environment": yaml.safe_load(text)})
     node._dims = DIMS | {"observation": IMAGE if "conv" in path else {"a": 3, "b": IMAGE} if "dict" in path else 4}
+    node.algorithm = {"encoder_hidden": [8], "simplex": 3}
     plain = resolve(node)["node"]
     if path.startswith("environment/"):
         composed = compose(["experiment=ppo_cartpole", f"environment={path.partition('/')[2]}"])
@@ -214,6 +215,8 @@ def test_every_group_file_can_be_chosen_in_an_experiment():
         overrides = ["experiment=ppo_cartpole"]
         for group, choices in groups.items():
             key = {"controller": "+controller@controllers.x"}.get(group, f"+{group}" if "/" in group else group)
+            if group == "components/encoder" and groups["model"][turn % len(groups["model"])].startswith("tdmpc2"):
+                key = "components/encoder@components.encoder"  # these models have an encoder that is replaced
             overrides.append(f"{key}={choices[turn % len(choices)]}")
         composed = compose(overrides)
         assert composed.environment.id
@@ -348,6 +351,8 @@ def test_a_dict_of_observations_runs(dict_environment, elsewhere):
         "_target_": "rl_lab.components.representation.encoders.DictEncoder",
         "input_dim": "${_dims.observation}",
         "latent_dim": "${_dims.action}",
+        "channels": [8, 8],
+        "kernels": [3, 3],
     }
     composed.buffer.min_size = 4
     composed.training.total_timesteps = 128

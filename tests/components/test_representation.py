@@ -2,37 +2,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rl_lab.components.representation.encoders import ConvEncoder, DictEncoder, MLPEncoder
 from rl_lab.components.representation.heads import ContinueHead, ObservationHead, RewardHead
 from rl_lab.components.representation.identity import Identity
 
 
 def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def pictures(*leading: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(256, (*leading, 3, 8, 8), generator=generator, dtype=torch.uint8)
-
-
-@pytest.mark.parametrize("leading", [(4,), (2, 4)])
-def test_encoders_keep_leading_dimensions(leading):
-    assert MLPEncoder(5, 7)(noise(*leading, 5)).shape == (*leading, 7)
-    assert ConvEncoder((3, 8, 8), 7, channels=(4,))(pictures(*leading)).shape == (*leading, 7)
-    mixed = DictEncoder({"speed": 2, "camera": [3, 8, 8]}, 7)
-    assert mixed({"speed": noise(*leading, 2), "camera": pictures(*leading)}).shape == (*leading, 7)
-
-
-def test_dict_encoder_adds_one_encoder_per_entry():
-    encoder = DictEncoder({"speed": 2, "camera": [3, 8, 8]}, 7)
-    seen = {"camera": pictures(4), "speed": noise(4, 2)}
-    expected = encoder.encoders["speed"](seen["speed"]) + encoder.encoders["camera"](seen["camera"])
-    torch.testing.assert_close(encoder(seen), expected)
-    with pytest.raises(KeyError, match="camera"):
-        encoder({"speed": seen["speed"]})
-    encoder(seen).sum().backward()
-    assert all(parameter.grad is not None for parameter in encoder.parameters())
 
 
 def test_reward_head_predicts_the_mean():

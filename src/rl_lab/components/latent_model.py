@@ -145,14 +145,13 @@ def weigh(errors: Tensor, weights: Tensor) -> Tensor:
 def termination_loss(logits: Tensor, terminated: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the cross-entropy of predicted ends, and how often they are wrong at a probability of one half.
 
-    `missed` is the share of ends that were not foreseen, `false` that of other steps taken for an end.
+    The errors are shares of all steps: of ends that were not foreseen, and of other steps taken for an end.
     """
     ended = terminated.to(logits.dtype)
     foreseen = (logits.detach() > 0).to(logits.dtype)
-    num_ended, num_going = ended.sum(), (1.0 - ended).sum()
     errors = {
         "termination_rate": ended.mean(),
-        "termination_missed": (ended * (1.0 - foreseen)).sum() / num_ended.clamp(min=1.0),
-        "termination_false": ((1.0 - ended) * foreseen).sum() / num_going.clamp(min=1.0),
+        "termination_missed": (ended * (1.0 - foreseen)).mean(),
+        "termination_false": ((1.0 - ended) * foreseen).mean(),
     }
     return F.binary_cross_entropy_with_logits(logits, ended), errors

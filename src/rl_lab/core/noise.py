@@ -24,3 +24,8 @@ def exponential(shape: tuple[int, ...], like: Tensor, generator: torch.Generator
 def permutation(length: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draw an order of 0 .. length - 1."""
     return torch.randperm(length, device=like.device, generator=generator)
+
+
+def integers(bound: int, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Draw whole numbers from 0 to bound - 1."""
+    return torch.randint(bound, shape, device=like.device, generator=generator)
