@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from rl_lab.components.controllers.one_hot import OneHotActor
 from rl_lab.components.controllers.squashed import SquashedGaussianActor
 from rl_lab.components.normalizers import PercentileScale
 from rl_lab.components.normed import NormedEnsemble, NormedMLP, simplex
@@ -120,3 +121,44 @@ def test_squashed_policy_against_torch_distributions():
     torch.testing.assert_close(
         said.log_probs[safe], squashed.log_prob(said.actions).sum(-1)[safe], rtol=1e-2, atol=1e-2
     )
+
+
+def test_one_hot_policy_draws_codes_by_their_probabilities():
+    torch.manual_seed(4)
+    actor = OneHotActor(NormedMLP(3, 5, [8]))
+    torch.nn.init.normal_(actor.network.linears[-1].weight)
+    features = torch.randn(1, 3)
+    draws = torch.randn(40_000, 5, generator=torch.Generator().manual_seed(0))
+    codes = actor.actions(features.expand(40_000, 3), draws)
+    assert ((codes == 1).sum(-1) == 1).all()
+    assert ((codes == 0).sum(-1) == 4).all()
+    probs = actor.network(features).softmax(-1)[0]
+    torch.testing.assert_close(codes.mean(0), probs, rtol=0, atol=0.01)
+    assert probs.max() - probs.min() > 0.1  # it does prefer some
+    assert actor.mode(features).argmax() == probs.argmax()
+
+
+def test_one_hot_policy_expects_over_all_actions():
+    torch.manual_seed(5)
+    actor = OneHotActor(NormedMLP(3, 4, [8]))
+    features = torch.randn(6, 3)
+    worth = torch.tensor([1.0, -2.0, 0.5, 3.0])
+    expected = actor.expect(features, torch.zeros(6, 4), lambda codes: (codes * worth).sum(-1))
+    probs = actor.network(features).softmax(-1)
+    torch.testing.assert_close(expected.values, probs @ worth)
+    torch.testing.assert_close(expected.entropy, torch.distributions.Categorical(probs).entropy())
+    torch.testing.assert_close(expected.bonus, 4 * expected.entropy)
+    expected.values.sum().backward()
+    assert actor.network.linears[-1].weight.grad.abs().sum() > 0
+
+
+def test_squashed_policy_expects_at_the_actions_of_the_draws():
+    torch.manual_seed(6)
+    actor = SquashedGaussianActor(NormedMLP(4, 6, [8]))
+    features, draws = torch.randn(5, 4), torch.randn(5, 3)
+    expected = actor.expect(features, draws, lambda actions: actions.sum(-1))
+    torch.testing.assert_close(expected.values, actor.actions(features, draws).sum(-1))
+    mean, log_std = actor(features)
+    gaussian = torch.distributions.Normal(mean, log_std.exp()).log_prob(mean + draws * log_std.exp()).sum(-1)
+    torch.testing.assert_close(expected.bonus, -3 * gaussian)
+    torch.testing.assert_close(actor.mode(features), mean.tanh())

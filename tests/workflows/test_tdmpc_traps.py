@@ -1,0 +1,261 @@
+"""What is easy to get wrong in TD-MPC2, one test each. Two-hot codes and networks have theirs in tests/components."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from rl_lab.build import build_experiment
+from rl_lab.components.latent_model import td_targets, termination_loss
+from rl_lab.components.planners.mppi import MPPI
+from rl_lab.components.representation.augmentation import RandomShift
+from rl_lab.composition import load_experiment
+from rl_lab.core.batch import Batch
+from rl_lab.core.phase import Hook, Phase
+from rl_lab.core.seeding import SeedTree
+from rl_lab.data.collector import RolloutCollector
+from rl_lab.envs.make import make_env
+from rl_lab.runs import run_training
+from tests.workflows.test_tdmpc import build
+
+PHASE = Phase("p", hooks=(Hook("update_agent"),), duration_updates=1)
+SMALL = {
+    "device": "cpu",
+    "_dims.latent": 8,
+    "algorithm.encoder_hidden": [8],
+    "algorithm.hidden": [8, 8],
+    "components.planner.num_samples": 8,
+    "components.planner.num_policy_samples": 2,
+    "components.planner.num_elites": 4,
+}
+
+
+def windows(horizon=3, num=4, *, discrete=False, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    seen = torch.randn(horizon + 1, num, 1, generator=generator)
+    if discrete:
+        actions = torch.randint(2, (horizon, num), generator=generator)
+    else:
+        actions = torch.rand(horizon, num, 1, generator=generator) * 2 - 1
+    never = torch.zeros(horizon, num, dtype=torch.bool)
+    return Batch(
+        observations=seen[:-1],
+        actions=actions,
+        rewards=torch.randn(horizon, num, generator=generator),
+        terminated=never,
+        truncated=never.clone(),
+        next_observations=seen[1:],
+    )
+
+
+def at(batch, name, step, row):
+    flags = torch.zeros_like(batch.terminated)
+    flags[step, row] = True
+    return batch.with_columns(**{name: flags})
+
+
+def targets_of(batch, **knobs):
+    """Return the TD targets that one update of a fresh agent learns from."""
+    workflow = build(SeedTree(0), horizon=3, **knobs)
+    torch.nn.init.normal_(workflow.target_critics.weights[-1], generator=torch.Generator().manual_seed(1))  # not zero
+    found = []
+    learn = workflow._model_losses
+
+    def spy(start, next_latents, targets, *rest):
+        found.append(targets.clone())
+        return learn(start, next_latents, targets, *rest)
+
+    workflow._model_losses = spy
+    workflow.update_agent(batch, phase=PHASE)
+    return found[0]
+
+
+@pytest.mark.parametrize("td_lambda", [0.0, 0.9])
+def test_termination_counts_at_its_own_step_and_truncation_bootstraps(td_lambda):
+    batch = windows()
+    free = targets_of(batch, td_lambda=td_lambda)
+    ended = targets_of(at(batch, "terminated", 2, 1), td_lambda=td_lambda)
+    assert ended[2, 1] == batch.rewards[2, 1]  # nothing comes after it
+    others = torch.ones(3, 4, dtype=torch.bool)
+    others[:, 1] = False
+    torch.testing.assert_close(ended[others], free[others])
+    if td_lambda == 0.0:
+        torch.testing.assert_close(ended[:2, 1], free[:2, 1])
+    assert (free - batch.rewards).abs().min() > 1e-3  # the critics do say something
+    torch.testing.assert_close(targets_of(at(batch, "truncated", 2, 1), td_lambda=td_lambda), free)
+
+
+@pytest.mark.parametrize("trace", [0.0, 0.3, 0.95, 1.0])
+def test_td_lambda_against_a_loop(trace):
+    """Windows that were padded may hold an end in the middle, too: nothing leaks over it."""
+    generator = torch.Generator().manual_seed(3)
+    horizon, num, gamma = 5, 64, 0.9
+    batch = windows(horizon, num)
+    ends = torch.rand(horizon, num, generator=generator)
+    batch = batch.with_columns(terminated=ends < 0.15, truncated=(ends > 0.85) & (ends < 0.99))
+    values = torch.randn(horizon, num, generator=generator)
+    targets = td_targets(batch, values, gamma, trace)
+    for row in range(num):
+        for start in range(horizon):
+            total, weight, discount = 0.0, 1.0, 1.0
+            for t in range(start, horizon):
+                # The mean over n-step returns: stop here with probability 1 - trace, or because nothing follows.
+                total += weight * discount * batch.rewards[t, row].item()
+                discount *= gamma * (not batch.terminated[t, row])
+                goes_on = trace if t < horizon - 1 and not batch.dones[t, row] else 0.0
+                total += weight * (1.0 - goes_on) * discount * values[t, row].item()
+                weight *= goes_on
+            assert targets[start, row].item() == pytest.approx(total, abs=1e-5)
+
+
+def test_errors_of_predicted_ends_are_shares_of_all_steps():
+    logits = torch.tensor([[3.0, -1.0, 2.0, -4.0], [-2.0, -2.0, 1.0, -1.0]], requires_grad=True)
+    ended = torch.tensor([[True, True, False, False], [False, False, False, True]])
+    loss, errors = termination_loss(logits, ended)
+    assert {name: value.item() for name, value in errors.items()} == {
+        "termination_rate": 3 / 8,
+        "termination_missed": 2 / 8,
+        "termination_false": 2 / 8,
+    }
+    sigmoid = logits.detach().sigmoid()
+    expected = -torch.where(ended, sigmoid, 1 - sigmoid).log().mean()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    metrics = build(SeedTree(0), horizon=3).update_agent(at(windows(), "terminated", 2, 1), phase=PHASE)
+    assert metrics["termination_rate"].item() == pytest.approx(1 / 12)
+    assert {"termination_loss", "termination_missed", "termination_false"} <= metrics.keys()
+
+
+def test_evaluation_takes_a_sampled_elite_not_the_mean():
+    """Two good ways exclude each other: their mean is neither."""
+    planner = MPPI(1, horizon=1, num_samples=64, num_policy_samples=0, num_elites=16, num_iterations=1)
+    zeros = torch.zeros(200, 1)
+    decided = planner.plan(
+        zeros,
+        planner.initial_mean(200, zeros),
+        dynamics=lambda latents, actions: latents,
+        reward=lambda latents, actions: actions.abs().sum(-1),
+        value=lambda latents: torch.zeros(latents.shape[:-1]),
+        policy=None,
+        discount=1.0,
+        explore=False,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert decided.actions.abs().min() > 0.9
+    assert 50 < int((decided.actions > 0).sum()) < 150  # both ways, whatever the mean says
+    assert decided.mean.abs().mean() < 0.5
+
+
+def test_the_warm_start_of_an_environment_is_reset_when_its_episode_ends():
+    workflow = build(SeedTree(0), horizon=3)
+    environment = make_env("probe/delayed", 3, kwargs={"continuous": True})
+    collector = RolloutCollector(environment, SeedTree(0), initial_state=workflow.initial_state(3))
+    collector.environments._elapsed[1] = 1  # this one is a step ahead of the others
+    seen = []
+
+    def act(observations, state, **how):
+        seen.append((collector.running_lengths.copy(), state["mean"].abs().sum((1, 2)) > 0))
+        return workflow.act(observations, state, **how)
+
+    collector.collect(act, 9)
+    warm = [(int(length), bool(kept)) for lengths, plans in seen for length, kept in zip(lengths, plans, strict=True)]
+    assert {kept for length, kept in warm if length == 0} == {False}
+    assert {kept for length, kept in warm if length > 0} == {True}
+    mixed = [set(lengths.tolist()) for lengths, _ in seen]
+    assert {0, 1} in mixed  # some go on while others begin
+
+
+def test_the_running_scale_and_the_target_critics_are_in_every_checkpoint(tmp_path):
+    changes = {"training.total_timesteps": 60, "buffer.batch_size": 4, "evaluation.episodes": 1, **SMALL}
+    changes |= {"training.phases.0.duration_steps": 40, "training.phases.0.workflow_hooks.0.collect": 20}
+    composed = load_experiment("tdmpc2_swingup", {**changes, "environment.max_episode_steps": 40})
+    run_training(composed, run_dir=tmp_path / "run", quiet=True)
+    experiment = build_experiment(composed, tmp_path / "run")
+    saved = experiment.checkpoints.load_latest().state
+    experiment.close()
+    assert "average" in saved["components"]["scale"]
+    assert {"weights.0", "biases.2"} <= saved["workflow_custom"]["target_critics"].keys()
+    online = saved["components"]["critics"]["weights.2"]
+    assert not torch.equal(saved["workflow_custom"]["target_critics"]["weights.2"], online)
+
+
+def test_hidden_layers_of_the_critics_start_as_all_others_do():
+    """The published code once left them at torch's own start, because the ensemble is stacked afterwards."""
+    experiment = build_experiment(load_experiment("tdmpc2_swingup", {"device": "cpu"}), Path("unwritten"))
+    critics, dynamics = experiment.components["critics"], experiment.components["dynamics"]
+    for weight in [*critics.weights[:-1], *(layer.weight for layer in dynamics.linears)]:
+        assert 0.015 < weight.std() < 0.025
+        assert weight.abs().max() < 0.15
+    assert critics.weights[-1].abs().max() == 0
+    assert experiment.components["reward"].linears[-1].weight.abs().max() == 0
+    assert experiment.components["reward"].linears[-2].weight.std() > 0.015
+    experiment.close()
+
+
+def test_of_discrete_actions_the_model_sees_codes_only():
+    """Whatever planner and policy propose, the model is asked about actions that can be executed."""
+    workflow = build(SeedTree(0), horizon=3, discrete=True)
+    seen = []
+    for name in ("dynamics", "reward", "critics", "target_critics"):
+        part = getattr(workflow, name)
+        part.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][..., 16:18].reshape(-1, 2)))
+    state = workflow.initial_state(5)
+    observations = torch.linspace(-1, 1, 5).unsqueeze(-1)
+    said = workflow.act(observations, state, generator=torch.Generator().manual_seed(0))
+    batch = windows(discrete=True)
+    workflow.update_agent(batch, phase=PHASE)
+    codes = torch.cat(seen)
+    assert len(codes) > 500
+    assert ((codes == 1).sum(-1) == 1).all()
+    assert ((codes == 0).sum(-1) == 1).all()
+    assert said.actions.dtype == torch.int64
+    assert said.actions.shape == (5,)
+    inputs = workflow.model.join(torch.zeros(3, 4, 16), batch.actions)
+    assert torch.equal(inputs[..., 16:18].argmax(-1), batch.actions)
+    vectors = torch.tensor([[0.2, -0.9], [-0.9, -0.3]])
+    assert workflow.model.executed(vectors).tolist() == [0, 1]
+    assert workflow.model.join(torch.zeros(2, 16), vectors)[:, 16:18].tolist() == [[1, 0], [0, 1]]
+    imagined = workflow.imagine(horizon=2, latents=torch.full((3, 16), 0.125))
+    assert imagined.actions.dtype == torch.int64
+
+
+def test_stats_say_what_the_same_decision_rests_on():
+    workflow = build(SeedTree(0), horizon=3)
+    observations = torch.tensor([[0.3], [-0.2]])
+    for plan in (True, False):
+        workflow.plan = plan
+        state = workflow.initial_state(2)
+        said = workflow.act(observations, state, generator=torch.Generator().manual_seed(1))
+        told = workflow.act_with_stats(observations, state, generator=torch.Generator().manual_seed(1))
+        assert torch.equal(said.actions, told.actions)
+        assert said.extras == {}
+        latents = workflow.encoder(observations)
+        torch.testing.assert_close(told.extras["latent"], latents)
+        values = workflow.model.all_values(latents, said.actions).detach()
+        torch.testing.assert_close(told.extras["q_mean"], values.mean(0))
+        torch.testing.assert_close(told.extras["q_spread"], values.std(0))
+        torch.testing.assert_close(told.extras["policy_value"], workflow.value(observations))
+        assert all(len(column) == 2 for column in told.extras.values())
+        assert ("plan_return" in told.extras) == plan
+        if plan:
+            assert torch.equal(said.state["mean"], told.state["mean"])
+            assert (told.extras["plan_std"] >= workflow.planner.min_std).all()
+
+
+def test_pictures_are_shifted_when_acting_and_when_learning(monkeypatch):
+    experiment = build_experiment(load_experiment("tdmpc2_pixels", SMALL), Path("unwritten"))
+    workflow = experiment.workflow
+    shifted = []
+    monkeypatch.setattr(
+        RandomShift,
+        "sample",
+        lambda self, observations, generator: shifted.append((tuple(observations.shape), generator)) or observations,
+    )
+    trajectory = experiment.collector.collect(workflow.act, 12, random_actions=True).trajectory
+    assert shifted == [((4, 3, 32, 32), experiment.collector.generator)] * 12
+    shifted.clear()
+    experiment.sources["replay"].add(trajectory)
+    workflow.update_agent(experiment.sources["replay"].sample(5), phase=PHASE)
+    generator = workflow.generator
+    assert shifted == [((3, 5, 3, 32, 32), generator), ((5, 3, 32, 32), generator)]
+    assert trajectory.actions.dtype == torch.int64
+    experiment.close()
