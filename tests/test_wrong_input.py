@@ -243,6 +243,16 @@ CASES = {
         "optimizers.agent.optimizer.learning_rate",
         ["Adam has no argument"],
     ),
+    "a rate of a part that is not trained here": (
+        ["ppo_cartpole", "optimizers.agent.rates={acto: 0.5}"],
+        "optimizers.agent.rates.acto",
+        ["nearest:  actor"],
+    ),
+    "a gradient scale of nothing": (
+        ["ppo_cartpole", "optimizers.agent.gradient_scales={critic: 0}"],
+        "optimizers.agent.gradient_scales.critic",
+        ["above 0"],
+    ),
     "bad environment id": (
         ["dqn_cartpole", "environment.id=tiny/CartPol"],
         "environment.id",

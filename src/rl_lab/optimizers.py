@@ -28,6 +28,7 @@ class OptimizerSection:
     max_grad_norm: Positive | None = None
     learning_rate: NonNegative | dict[str, Any] | None = None
     rates: dict[str, Positive] = field(default_factory=dict)  # factors of the learning rate, by name
+    gradient_scales: dict[str, Positive] = field(default_factory=dict)  # factors of the gradients, before clipping
 
 
 def build_optimizers(
@@ -64,19 +65,26 @@ def build_optimizers(
                     )
         parameters = [parameter for part in section.trains for parameter in _trainable(parts[part])]
         place = key if _is_bare(node) else f"{key}.optimizer"
-        for part in section.rates:
-            if part not in section.trains:
-                raise UserError(
-                    "this optimiser does not train such a part",
-                    key=f"{key}.rates.{part}",
-                    value=part,
-                    valid=section.trains,
-                    remedy="correct the name, or add it to `trains`",
-                )
-        rates = {p: rate for part, rate in section.rates.items() for p in _trainable(parts[part])}
-        built[name] = _build(section, key, place, list(dict.fromkeys(parameters)), rates, allow)
+        rates = _by_parameter(section.rates, section.trains, f"{key}.rates", parts)
+        scales = _by_parameter(section.gradient_scales, section.trains, f"{key}.gradient_scales", parts)
+        built[name] = _build(section, key, place, list(dict.fromkeys(parameters)), rates, scales, allow)
     _check_all_trained(parts, owner, nodes)
     return built
+
+
+def _by_parameter(
+    factors: Mapping[str, float], trains: Sequence[str], key: str, parts: Mapping[str, Any]
+) -> dict[nn.Parameter, float]:
+    for part in factors:
+        if part not in trains:
+            raise UserError(
+                "this optimiser does not train such a part",
+                key=f"{key}.{part}",
+                value=part,
+                valid=trains,
+                remedy="correct the name, or add it to `trains`",
+            )
+    return {parameter: factor for part, factor in factors.items() for parameter in _trainable(parts[part])}
 
 
 def _section(
@@ -115,6 +123,7 @@ def _build(
     place: str,
     parameters: list[nn.Parameter],
     rates: Mapping[nn.Parameter, float],
+    scales: Mapping[nn.Parameter, float],
     allow: Sequence[str],
 ) -> Optimizer:
     if not parameters:
@@ -136,7 +145,14 @@ def _build(
     schedule = _schedule(section.learning_rate, f"{key}.learning_rate", allow)
     try:
         _rehearse(make, parameters[0].device)
-        return Optimizer(parameters, make, max_grad_norm=section.max_grad_norm, learning_rate=schedule, rates=rates)
+        return Optimizer(
+            parameters,
+            make,
+            max_grad_norm=section.max_grad_norm,
+            learning_rate=schedule,
+            rates=rates,
+            scales=scales,
+        )
     except (TypeError, ValueError, RuntimeError, AssertionError, LookupError, ArithmeticError) as error:
         raise UserError(
             f"the optimiser cannot be used with these arguments: {str(error).partition(chr(10))[0] or repr(error)}",

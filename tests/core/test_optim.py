@@ -304,6 +304,35 @@ def test_the_learning_rate_follows_its_schedule():
     assert of_steps.torch_optimizer.param_groups[0]["lr"] == 0.5
 
 
+def test_rates_are_factors_of_a_schedule_too():
+    slow, fast = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
+    schedule = Linear(1.0, 0.0, steps=100, of="updates")
+    optimizer = Optimizer([slow, fast], FUSED["SGD"], learning_rate=schedule, rates={slow: 0.25})
+    optimizer.advance(agent_steps=0, updates=50)
+    optimizer.step({"slope": slow + fast})
+    assert (slow.item(), fast.item()) == pytest.approx((-0.125, -0.5))
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop"])
+def test_scales_multiply_gradients_before_they_are_clipped_together(name):
+    ours, theirs = network(), network()
+    scales = dict.fromkeys(ours[0].parameters(), 0.125)
+    optimizer = Optimizer(ours.parameters(), EVERY[name], max_grad_norm=0.5, scales=scales)
+    by_hand = EVERY[name](theirs.parameters())
+    for seed in range(4):
+        norm = optimizer.step(losses_of(ours, seed))["grad_norm"]
+        by_hand.zero_grad()
+        sum(losses_of(theirs, seed).values()).backward()
+        for parameter in theirs[0].parameters():
+            parameter.grad *= 0.125
+        expected = nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+        by_hand.step()
+        torch.testing.assert_close(norm, expected, rtol=1e-4, atol=1e-5)
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert len(optimizer.torch_optimizer.param_groups) == 1  # what is saved does not depend on them
+
+
 def test_a_learning_rate_held_as_a_tensor_changes_in_place():
     rate = torch.tensor(0.1)
     optimizer = Optimizer(

@@ -22,7 +22,7 @@ class Optimizer:
 
     `step(losses, weights)` minimises the weighted sum of the named losses and reports each of them by name.
     `step()` without losses applies the gradients that are there. `rates` multiplies the learning rate of some
-    parameters.
+    parameters, `scales` their gradients, before these are clipped together.
     """
 
     def __init__(
@@ -33,12 +33,15 @@ class Optimizer:
         max_grad_norm: float | None = None,
         learning_rate: Schedule | None = None,
         rates: Mapping[nn.Parameter, float] | None = None,
+        scales: Mapping[nn.Parameter, float] | None = None,
     ) -> None:
         self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if not self.parameters:
             raise ValueError("an optimiser was given no trainable parameter")
         fused = {"fused": True} if _offers_fused(optimizer) else {}
-        self.torch_optimizer = optimizer(_grouped(self.parameters, rates or {}), **fused)
+        groups = [{"params": members, "rate": rate} for rate, members in _grouped(self.parameters, rates).items()]
+        self.torch_optimizer = optimizer(groups, **fused)
+        self._scaled = {scale: members for scale, members in _grouped(self.parameters, scales).items() if scale != 1.0}
         self._prepare_groups()
         self.fused = bool(self.torch_optimizer.defaults.get("fused"))
         self.max_grad_norm = max_grad_norm
@@ -64,6 +67,8 @@ class Optimizer:
             total.backward()  # type: ignore[no-untyped-call]
             metrics = {f"{name}_loss": loss.detach() for name, loss in losses.items()}
             metrics["loss"] = total.detach()
+        for scale, members in self._scaled.items():
+            torch._foreach_mul_([parameter.grad for parameter in members if parameter.grad is not None], scale)
         norm = self._norm()
         checked = norm if losses is None else norm + metrics["loss"]
         found = (checked - checked).ne(0.0).to(norm.dtype)  # x - x is not 0 where x is infinite or not a number
@@ -159,12 +164,14 @@ class Optimizer:
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
 
-def _grouped(parameters: list[nn.Parameter], rates: Mapping[nn.Parameter, float]) -> list[dict[str, Any]]:
-    """Return one parameter group for each rate."""
+def _grouped(
+    parameters: list[nn.Parameter], factors: Mapping[nn.Parameter, float] | None
+) -> dict[float, list[nn.Parameter]]:
+    """Return the parameters of each factor; it is 1 where none is given."""
     groups: dict[float, list[nn.Parameter]] = {}
     for parameter in parameters:
-        groups.setdefault(rates.get(parameter, 1.0), []).append(parameter)
-    return [{"params": members, "rate": rate} for rate, members in groups.items()]
+        groups.setdefault(1.0 if factors is None else factors.get(parameter, 1.0), []).append(parameter)
+    return groups
 
 
 def _weighted_sum(losses: Mapping[str, Tensor], weights: Mapping[str, float | Tensor]) -> Tensor:
