@@ -21,6 +21,7 @@ from rl_lab.core.batch import Tree, tree_map
 from rl_lab.core.capture import compile_parts
 from rl_lab.core.errors import UserError
 from rl_lab.core.optim import Optimizer
+from rl_lab.core.precision import compute_in_bfloat16
 from rl_lab.core.seeding import SeedTree, seed_all
 from rl_lab.core.workflow import ControllerManager, Workflow, WorkflowContext, WorldModelComponents, declared_fields
 from rl_lab.data.collector import RolloutCollector, SteppedEnvironment
@@ -144,6 +145,8 @@ def build_parts(config: RunConfig, section: str, seeds: SeedTree, device: str, a
             except UserError as error:
                 raise explain_dims(error, config.dims) from error
         parts[name] = part.to(device) if isinstance(part, nn.Module) else part
+    if config.training.precision == "bfloat16":
+        compute_in_bfloat16(parts.values(), device)
     return parts
 
 

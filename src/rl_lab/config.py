@@ -67,6 +67,7 @@ class TrainingSection:
     threads: Annotated[int, Range(1, 1_024)] = 1
     capture: Literal["auto", "none"] = "auto"  # on a GPU, updates and decisions become CUDA graphs
     compile: Literal["none", "parts"] = "none"  # whether components are compiled first
+    precision: Literal["float32", "bfloat16"] = "float32"  # of products inside networks; all else is float32
     nonfinite: Literal["stop", "skip", "rollback"] = "stop"  # what a number that is not finite does
     phases: list[PhaseSection]  # last: they refer to the others, whose mistakes are told first
 
