@@ -27,6 +27,7 @@ _PUBLIC = {
     "WorldModelWorkflow": "rl_lab.core.workflow",
     "as_module": "rl_lab.core.workflow",
     "Optimizer": "rl_lab.core.optim",
+    "log_architecture": "rl_lab.core.architecture",
     "SeedTree": "rl_lab.core.seeding",
     "seed_all": "rl_lab.core.seeding",
     "UserError": "rl_lab.core.errors",

@@ -20,6 +20,7 @@ from omegaconf import DictConfig
 from rl_lab.build import Experiment, build_experiment, fill_dims, workflow_class
 from rl_lab.composition import load_experiment, override, parse_config, to_yaml
 from rl_lab.config import RunConfig
+from rl_lab.core.architecture import log_architecture
 from rl_lab.core.errors import RunError, UserError
 from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointError, CheckpointManager
 from rl_lab.orchestration.dashboard import Dashboard
@@ -109,6 +110,9 @@ class _PreparedRun:
     def __call__(self, dashboard: Dashboard | None) -> Outcome:
         """Run it to its end, or to a signal."""
         self.experiment.commit = current_commit()
+        if dashboard is not None:
+            parts = {**self.experiment.components, **self.experiment.controllers}
+            log_architecture({**parts, **vars(self.experiment.workflow)})
         self._orchestrator = self.experiment.orchestrator(self.folder, dashboard)
         return _run(self.experiment, self._orchestrator, self.folder, start=self._start)
 

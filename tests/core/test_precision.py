@@ -12,6 +12,7 @@ from rl_lab.build import build_experiment
 from rl_lab.components.nets import MLP
 from rl_lab.components.normed import NormedMLP
 from rl_lab.composition import load_experiment
+from rl_lab.core.capture import compile_parts
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.core.precision import compute_in_bfloat16
 
@@ -78,6 +79,15 @@ def test_a_copy_uses_its_own_weights():
     assert type(module).__name__ == "MLP"
     assert isinstance(module, MLP)
     assert module.state_dict().keys() == MLP(3, 2).state_dict().keys()
+
+
+def test_compiled_parts_keep_the_names_of_their_weights():
+    """So checkpoints of compiled and of other runs can be exchanged."""
+    module = nn.Sequential(NormedMLP(3, 2, [4]), nn.Linear(2, 2))
+    names = list(module.state_dict())
+    compute_in_bfloat16([module], "cpu")
+    compile_parts([module, module[0]])
+    assert list(module.state_dict()) == names
 
 
 @pytest.mark.parametrize(
