@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_lab.core.batch import Batch, Tree, replace_unchecked, tree_map
+from rl_lab.core.batch import Batch, Tree, replace_unchecked, tree_map, tree_zip
 from rl_lab.core.errors import UserError
 from rl_lab.data.replay import Ring
 from rl_lab.data.storage import Rows
@@ -178,6 +178,15 @@ class StreamSource:
         self.rollout = None if saved is None else Batch(**{name: tree_map(move, tree) for name, tree in saved.items()})
 
 
+class Sequences(NamedTuple):
+    """Windows with the batch first: one observation more than there are decisions."""
+
+    observations: Tree  # [B, H + 1, ...]
+    actions: Tensor  # [B, H, ...]
+    rewards: Tensor  # [B, H, 1]
+    terminated: Tensor  # [B, H, 1]
+
+
 class ReplaySource:
     """Uniform draws from a ring: transitions [B], or windows [L, B] where `window` says how long.
 
@@ -227,6 +236,12 @@ class ReplaySource:
         self._batch_size = batch_size
         self._check(mode)
         self.windows = Windows(ring, window or 1, running=self.running, padded=pad)
+        self._windows_of: dict[int, Windows] = {}  # by length, for sequences that are asked for
+
+    @property
+    def buffer_device(self) -> torch.device:
+        """Where the rows lie, as `storage` says; batches go to `device`."""
+        return self.ring.device or _CPU
 
     @property
     def ready(self) -> bool:
@@ -270,6 +285,23 @@ class ReplaySource:
     def sample(self, batch_size: int | None = None) -> Batch:
         """Draw and gather one batch."""
         return self.gather(self.draw(1, batch_size)[0])
+
+    def sample_sequences(self, batch_size: int, horizon: int) -> Sequences | None:
+        """Draw sequences of any length inside one episode; None while no episode is that long."""
+        if horizon >= self.ring.num_rows or not self.ring.columns:
+            return None
+        if horizon not in self._windows_of:
+            self._windows_of[horizon] = Windows(self.ring, horizon)
+        windows = self._windows_of[horizon]
+        windows.sync()
+        if not windows.count:
+            return None
+        batch = self.ring.gather(windows.expand(windows.draw(self.generator, batch_size)), self.device)
+        last = tree_map(lambda leaf: leaf[-1:], batch.next_observations)
+        seen = tree_zip(lambda a, b: torch.cat([a, b]).transpose(0, 1), batch.observations, last)
+        columns = (column.transpose(0, 1) for column in (batch.actions, batch.rewards, batch.terminated))
+        actions, rewards, terminated = columns
+        return Sequences(seen, actions, rewards.unsqueeze(-1), terminated.unsqueeze(-1))
 
     def advance(self, *, agent_steps: int, updates: int) -> None:
         """Nothing is scheduled here."""
