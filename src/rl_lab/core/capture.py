@@ -65,8 +65,16 @@ class Graph:
     Outputs are overwritten by the next call.
     """
 
-    def __init__(self, name: str, function: Callable[..., Tree], generators: Sequence[torch.Generator]) -> None:
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Tree],
+        generators: Sequence[torch.Generator],
+        *,
+        compiled: bool = True,
+    ) -> None:
         self._name, self._function = name, function
+        self._exclusively = (lambda: _RECORDING) if compiled else uncompiled
         self._generators = [generator for generator in generators if generator.device.type == "cuda"]
         self._calls = 0
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -77,7 +85,7 @@ class Graph:
         """Run the function on these inputs."""
         self._calls += 1
         if self._calls <= WARM_UP_CALLS:
-            with _RECORDING:  # these calls may compile, which a process can do for one thread at a time
+            with self._exclusively():  # these calls may compile, which a process can do for one thread at a time
                 return self._function(*inputs)
         if self._graph is None:
             self._inputs = tree_map(Tensor.clone, dict(enumerate(inputs)))
@@ -96,7 +104,7 @@ class Graph:
         try:
             # Other runs in this process may go on meanwhile, but not record at the same time.
             with (
-                _RECORDING,
+                self._exclusively(),
                 torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"),
             ):
                 self._outputs = self._function(*self._inputs.values())
@@ -110,49 +118,52 @@ class Graph:
 
 
 class HookCapture:
-    """Runs update hooks as graphs and keeps the sums of their metrics on the device."""
+    """Runs update hooks as graphs and keeps the sums of their metrics on the device.
 
-    def __init__(self, generators: Callable[[], Sequence[torch.Generator]]) -> None:
-        self._generators = generators
+    `deferred` metrics wait there until the owner drains them; otherwise every event carries its own.
+    """
+
+    def __init__(self, generators: Callable[[], Sequence[torch.Generator]], *, deferred: bool = False) -> None:
+        self._generators, self.deferred = generators, deferred
         self._graphs: dict[Hashable, Graph] = {}
         self._names: dict[Hashable, list[str]] = {}
         self._sums: dict[Hashable, Tensor] = {}
-        self._counts: dict[Hashable, int] = {}
-        self._act: CapturedAct | None = None
+        self._counts: dict[tuple[str, Hashable, Hashable], int] = {}  # by hook, its key, and shapes
+        self._acts: dict[bool, CapturedAct] = {}
 
-    def act(self, act: Callable[..., Act]) -> CapturedAct:
-        """Return a workflow's `act` as graphs; the same object at every call."""
-        if self._act is None:
-            self._act = CapturedAct(act)
-        return self._act
+    def act(self, act: Callable[..., Act], *, compiled: bool = True) -> CapturedAct:
+        """Return a workflow's `act` as graphs; the same object at every call.
+
+        What acts rarely, or with another number of environments, is not worth waiting for a compiler.
+        """
+        if compiled not in self._acts:
+            self._acts[compiled] = CapturedAct(act, compiled=compiled)
+        return self._acts[compiled]
 
     def run(self, key: Hashable, name: str, function: Callable[..., Answer], *inputs: Tree) -> Mapping[str, Tensor]:
         """Call a hook and return its columns; equal keys mean the same function on inputs of the same shapes."""
         shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(dict(enumerate(inputs))))
-        key = (key, shapes)
+        key = (name, key, shapes)
         if key not in self._graphs:
             self._graphs[key] = Graph(name, self._summing(key, function), self._generators())
         self._counts[key] = self._counts.get(key, 0) + 1
         columns: Mapping[str, Tensor] = self._graphs[key](*inputs)
         return columns
 
-    def drain(self) -> Metrics:
-        """Return the means since the last time, as tensors on the device."""
-        metrics: Metrics = {}
+    def drain(self) -> Iterator[tuple[str, Metrics, int]]:
+        """Yield hooks that ran since the last time, the means of their metrics (on the device) and their calls."""
         for key, count in self._counts.items():
-            if count:
+            if count and key in self._sums:
                 self._counts[key] = 0
-                if key in self._sums:
-                    metrics |= dict(zip(self._names[key], (self._sums[key] / count).unbind(), strict=True))
-                    self._sums[key].zero_()
-        return metrics
+                yield key[0], dict(zip(self._names[key], (self._sums[key] / count).unbind(), strict=True)), count
+                self._sums[key].zero_()
 
     def clear(self) -> None:
         """Forget every graph: what they read has been replaced."""
         for part in (self._graphs, self._names, self._sums, self._counts):
             part.clear()
-        if self._act is not None:
-            self._act.clear()
+        for act in self._acts.values():
+            act.clear()
 
     def _summing(self, key: Hashable, function: Callable[..., Answer]) -> Callable[..., Mapping[str, Tensor]]:
         def summed(*inputs: Tree) -> Mapping[str, Tensor]:
@@ -170,14 +181,14 @@ class HookCapture:
 class CapturedAct:
     """`act` as graphs, one for each number of environments, way of acting and generator."""
 
-    def __init__(self, act: Callable[..., Act]) -> None:
-        self._act = act
+    def __init__(self, act: Callable[..., Act], *, compiled: bool = True) -> None:
+        self._act, self._compiled = act, compiled
         self._graphs: dict[Hashable, Graph] = {}
 
     def __call__(
         self, observations: Tree, state: Tree = None, *, explore: bool = True, generator: torch.Generator | None = None
     ) -> Act:
-        """Decide; the answer is a copy that later decisions do not change."""
+        """Decide; the next decision overwrites the answer."""
         shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(observations))
         key = (shapes, explore, id(generator))
         if key not in self._graphs:
@@ -187,9 +198,9 @@ class CapturedAct:
                 return {"actions": said.actions, "state": said.state, "extras": dict(said.extras)}
 
             generators = [] if generator is None else [generator]
-            self._graphs[key] = Graph("act", decide, generators)
+            self._graphs[key] = Graph("act", decide, generators, compiled=self._compiled)
         said = self._graphs[key](observations, {} if state is None else state)
-        return Act(said["actions"], tree_map(Tensor.clone, said["state"]), said["extras"])
+        return Act(said["actions"], said["state"], said["extras"])
 
     def clear(self) -> None:
         """Forget every graph."""

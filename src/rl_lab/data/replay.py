@@ -102,7 +102,7 @@ class Ring:
             rows, flat_steps = rows[keep], flat_steps[keep]
         self.steps[rows] = flat_steps
         self.last[rows] = False
-        self._put_decisions(rows, trajectory, any_ended, keep)
+        self._put_decisions(rows, trajectory, any_ended, keep, fresh=bool(heads.max() < self.num_rows))
         known = trajectory.next_observations is not None
         successors = trajectory.next_observations if known else trajectory.observations
         if any_ended:
@@ -335,19 +335,27 @@ class Ring:
         return self.storage.take(column, index, device)
 
     def _put_decisions(
-        self, rows: NDArray[np.int64], trajectory: Batch, any_ended: bool, keep: NDArray[np.bool_] | None
+        self,
+        rows: NDArray[np.int64],
+        trajectory: Batch,
+        any_ended: bool,
+        keep: NDArray[np.bool_] | None,
+        *,
+        fresh: bool,
     ) -> None:
+        """Write decisions; `fresh` rows were never written before, so that what is zero there may stay."""
         storage = self.storage
         for name in (*_GIVEN, *_ENDS) if any_ended else _GIVEN:
             self._put(name, self.columns[name], rows, getattr(trajectory, name), keep)
         for name, column in self.extras.items():
             self._put(name, column, rows, trajectory.extras[name], keep)
-        for name in _FLAGS if any_ended else (*_ENDS, *_FLAGS):  # filling is cheaper than writing only False
+        zeros = _FLAGS if any_ended else (*_ENDS, *_FLAGS)  # filling is cheaper than writing only False
+        for name in () if fresh else zeros:
             storage.fill(self.columns[name], rows, False)
         steps = self.steps[rows]
         if np.count_nonzero(steps) < len(rows):
             storage.fill(self.columns["is_first"], rows[steps == 0], True)
-        if self.written:  # what updates wrote belonged to the rows that were here before
+        if self.written and not fresh:  # what updates wrote belonged to the rows that were here before
             tree_map(lambda leaf: storage.fill(leaf, rows, 0), self.written)
 
     def _close(self, rows: NDArray[np.int64], observations: Tree) -> None:

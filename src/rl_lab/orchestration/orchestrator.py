@@ -93,9 +93,9 @@ class Orchestrator:
         self._failed_saves = 0
         self._rollbacks = 0
         self._num_incidents = 0
-        self.capture = HookCapture(parts.seeds.generators) if settings.captures else None
+        self.capture = HookCapture(parts.seeds.generators, deferred=True) if settings.captures else None
         if self.capture is not None:
-            parts.evaluator.act = self.capture.act(parts.workflow.act)
+            parts.evaluator.act = self.capture.act(parts.workflow.act, compiled=False)
         self._events = self._loop()
 
     def run(self) -> int:
@@ -266,6 +266,7 @@ class Orchestrator:
 
     def get_state(self) -> dict[str, Any]:
         """Return the parts' state and the run's own."""
+        self._take_captured()
         run = {
             "logged_steps": self._logged_steps,
             "logged_updates": self._logged_updates,
@@ -344,6 +345,7 @@ class Orchestrator:
     def _finish(self) -> None:
         last = self.evaluator.last
         untested = self.parts.workflow.acts and (last is None or last.agent_steps < self.counters.agent_steps)
+        self._take_captured()
         if untested or len(self.parts.sums):
             self.counters.actions += 1  # what follows is in no checkpoint yet, not even in one of the last cycle's end
             if untested:
@@ -374,8 +376,14 @@ class Orchestrator:
     def _log_means(self) -> None:
         self._logged_steps, self._logged_updates = self.counters.agent_steps, self.counters.updates
         self.check_captured()
+        self._take_captured()
         self._shown |= (means := self.parts.sums.drain())
         self._write(means | {"time/steps_per_second": self._steps_per_second()})
+
+    def _take_captured(self) -> None:
+        """Add what captured updates summed on the device."""
+        for hook, metrics, count in () if self.capture is None else self.capture.drain():
+            self.parts.sums.add_all(prefixed(hook, metrics), count)
 
     def check_captured(self) -> None:
         """Read the flags that captured updates left on the device; the steps themselves were not applied."""
