@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl_lab.core.batch import Tree, tree_map
 from rl_lab.core.errors import UserError
-from rl_lab.core.workflow import Workflow
+from rl_lab.core.workflow import Workflow, declared_fields
 from rl_lab.data.collector import RolloutCollector
 
 NUM_DECISIONS = 32
@@ -31,21 +31,25 @@ def check_decisions(workflow: Workflow, collector: RolloutCollector, section: st
                 remedy="define act(observations, state, *, explore, generator)",
             )
         return
-    observations = tree_map(lambda leaf: torch.from_numpy(leaf).to(collector.device), collector.observations)
+    space = collector.environments.single_action_space
+    # Two environments show what fits; a workflow that reads the context may know how many there are.
+    few = bool(declared_fields(type(workflow))) and not hasattr(space, "n")
+    num_rows = min(2, collector.num_envs) if few else collector.num_envs
+    observations = tree_map(lambda leaf: torch.from_numpy(leaf[:num_rows]).to(collector.device), collector.observations)
+    state = tree_map(lambda leaf: leaf[:num_rows], collector.state)
     shapes = tree_map(lambda leaf: list(leaf.shape[1:]), observations)
     generator = torch.Generator(collector.device)
     generator.manual_seed(0)  # nobody's stream
-    space = collector.environments.single_action_space
     # One wrong index among many is found only by looking at several decisions.
     repeats = -(-NUM_DECISIONS // collector.num_envs) if hasattr(space, "n") else 1
     for explore in (False, *[True] * repeats):
-        act = partial(workflow.act, observations, collector.state, explore=explore, generator=generator)
+        act = partial(workflow.act, observations, state, explore=explore, generator=generator)
         actions = _attempt(act, f"{name} cannot act on observations of shape {shapes}", section, shapes).actions
-        _check_actions(actions, (collector.num_envs, *space.shape), getattr(space, "n", None), name, section)
+        _check_actions(actions, (num_rows, *space.shape), getattr(space, "n", None), name, section)
     if callable(value := getattr(workflow, "value", None)):  # optional: only RLModule needs it
         problem = f"{name} cannot estimate the value of observations of shape {shapes}"
         values = _attempt(partial(value, observations), problem, section, shapes)
-        if tuple(values.shape) != (collector.num_envs,):
+        if tuple(values.shape) != (num_rows,):
             raise UserError(
                 f"{name} gives every observation {list(values.shape[1:])} values instead of one",
                 key=section,
