@@ -66,6 +66,13 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "recurrent": ("recurrent", *_TOY),
     "stepping": ("stepping", *_TOY),
     "tdmpc2": ("tdmpc2_swingup", *_TDMPC),
+    "tdmpc2_pixels": (
+        "tdmpc2_pixels",
+        "components.encoder.channels=[4,4,4,4]",
+        "environment.num_envs=2",
+        "workflow.td_lambda=0.5",
+        *_TDMPC,
+    ),
     "sac": ("sac_pendulum", "environment.num_envs=2", "components.critics.layer_norm=true", *_CONTINUOUS),
     "td3": ("td3_pendulum", *_CONTINUOUS),
 }
