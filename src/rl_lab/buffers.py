@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rl_lab.config import RunConfig
@@ -14,8 +15,10 @@ from rl_lab.instantiate import instantiate
 from rl_lab.parsing import parse
 
 
-def build_sources(config: RunConfig, seeds: SeedTree, device: str, allow: Sequence[str]) -> dict[str, Source]:
-    """Build the named buffers; a single `buffer` is the one named 'replay'."""
+def build_sources(
+    config: RunConfig, seeds: SeedTree, device: str, folder: Path, allow: Sequence[str]
+) -> dict[str, Source]:
+    """Build the named buffers; a single `buffer` is the one named 'replay'. Files of theirs go to the run folder."""
     nodes = dict(config.buffers)
     if config.buffer is not None:
         if "replay" in nodes:
@@ -37,6 +40,8 @@ def build_sources(config: RunConfig, seeds: SeedTree, device: str, allow: Sequen
         if isinstance(node, Mapping) and "shares" in node:
             given["ring"] = _shared_ring(node["shares"], f"{key}.shares", sources)
             node = {argument: value for argument, value in node.items() if argument != "shares"}
+        if isinstance(node, Mapping) and "folder" not in node:
+            given["folder"] = str(folder)
         sources[name] = instantiate(node, key, given=given, allow=allow, kind=Source)
     return sources
 

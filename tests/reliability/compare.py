@@ -28,6 +28,7 @@ def flat(tree: Any, path: str = "") -> dict[str, Any]:
     if isinstance(tree, (list, tuple)):
         return {key: leaf for i, value in enumerate(tree) for key, leaf in flat(value, f"{path}/{i}").items()}
     if isinstance(tree, (torch.Tensor, np.ndarray)):
+        tree = tree.view(torch.int16) if isinstance(tree, torch.Tensor) and tree.dtype == torch.bfloat16 else tree
         array = np.asarray(tree)
         return {path[1:]: (str(array.dtype), array.shape, array.tobytes())}
     return {path[1:]: tree}

@@ -35,7 +35,8 @@ class RecurrentWorkflow(Workflow):
         logits = self.head(hidden)
         noise = torch.rand(logits.shape, generator=generator) if explore else 0.0
         state = {"hidden": hidden, "steps": state["steps"] + 1}
-        return Act((logits + noise).argmax(-1), state, {"hidden": hidden, "age": state["steps"]})
+        kept = {"hidden": hidden, "half": hidden.bfloat16(), "age": state["steps"].to(torch.uint8)}
+        return Act((logits + noise).argmax(-1), state, kept)
 
     def update_controller(self, batch, *, phase):
         weights = batch.extras.get("weights", torch.ones(()))
@@ -52,7 +53,8 @@ class RecurrentWorkflow(Workflow):
         predicted = torch.stack(hidden)
         metrics = self.optimizer.step({"memory": (self.head(predicted)[..., 0] - noise).square().mean()})
         self.num_rewritten += batch.rewards.numel()
-        return Update(metrics, {"hidden": predicted.detach(), "surprise": noise.abs()})
+        hidden = predicted.detach()
+        return Update(metrics, {"hidden": hidden, "half": hidden.bfloat16(), "surprise": noise.abs()})
 
 
 @dataclass(eq=False)

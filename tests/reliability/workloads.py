@@ -64,6 +64,7 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "ppo_continuous": ("ppo_pendulum", "training.total_timesteps=300", _SHORT_ROLLOUTS, *_PPO),
     "curriculum": ("curriculum", *_DQN),
     "recurrent": ("recurrent", *_TOY),
+    "recurrent_on_disk": ("recurrent", "buffers.replay.storage=disk", "+buffers.sequences.online=true", *_TOY),
     "stepping": ("stepping", *_TOY),
     "tdmpc2": ("tdmpc2_swingup", *_TDMPC),
     "tdmpc2_pixels": (

@@ -87,6 +87,7 @@ class PrioritizedReplaySource(ReplaySource):
         mode: str = "whole",
         pad: bool = False,
         storage: str = "cpu",
+        folder: str | None = None,
         ring: Ring | None = None,
         alpha: Unit = 0.6,
         beta: Unit | Schedule = 0.4,
@@ -103,6 +104,7 @@ class PrioritizedReplaySource(ReplaySource):
             mode=mode,
             pad=pad,
             storage=storage,
+            folder=folder,
             ring=ring,
         )
         self.captures = False  # masses are looked up on the host

@@ -9,7 +9,7 @@ A position counts the rows of one environment since the start; a row number is `
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from rl_lab.core.batch import Batch, Tree, tree_leaves, tree_map, tree_zip
-from rl_lab.data.storage import DeviceStorage, HostStorage, Rows, Storage
+from rl_lab.data.storage import Column, DeviceStorage, HostStorage, Rows, Storage
 
 _GIVEN = ("observations", "actions", "rewards")
 _ENDS = ("terminated", "truncated")
@@ -33,17 +33,19 @@ _LATEST = itemgetter(-1)
 class Ring:
     """Rows of all environments: columns of [num_rows * num_envs, ...], allocated by the first trajectory.
 
-    `device` None keeps NumPy arrays on the host; otherwise columns are torch tensors there. What decides which rows
-    may be drawn (`heads`, `opened`, `steps`, `last`) is always on the host.
+    `device` None keeps NumPy arrays on the host, or where `storage` has them; otherwise columns are torch tensors
+    there. What decides which rows may be drawn (`heads`, `opened`, `steps`, `last`) is always on the host.
     """
 
     segment_bytes = 16 * 2**20
 
-    def __init__(self, num_envs: int, capacity: int, device: torch.device | None = None) -> None:
+    def __init__(
+        self, num_envs: int, capacity: int, device: torch.device | None = None, storage: Storage | None = None
+    ) -> None:
         self.num_envs, self.capacity, self.device = num_envs, capacity, device
         self.num_rows = -(-capacity // num_envs) + 1  # one more than is stored: the open row
         self.size = self.num_rows * num_envs
-        self.storage: Storage = HostStorage() if device is None else DeviceStorage(device)
+        self.storage: Storage = storage or (HostStorage() if device is None else DeviceStorage(device))
         self.columns: dict[str, Tree] = {}
         self.extras: dict[str, Tree] = {}  # columns of the algorithm that arrive with every trajectory
         self.written: dict[str, Tree] = {}  # columns that updates made
@@ -63,6 +65,17 @@ class Ring:
     def __len__(self) -> int:
         """Return how many decisions are stored."""
         return int(np.minimum(self.heads, self.num_rows - 1).sum()) - int(np.count_nonzero(self.last))
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory all rows take, written or not."""
+        leaves = (*tree_leaves(self.columns), *tree_leaves(self.extras), *tree_leaves(self.written))
+        return sum(leaf.nbytes for leaf in (*leaves, self.steps, self.last))
+
+    @property
+    def history_bytes(self) -> int:
+        """How much of a row the environment said."""
+        return sum(leaf.nbytes for leaf in tree_leaves(self.columns)) // self.size
 
     @property
     def num_filled(self) -> int:
@@ -141,34 +154,58 @@ class Ring:
         self.storage.flush()
         self.version += 1
 
-    def gather(self, rows: Rows, device: torch.device = _CPU, *, running: bool = False, padded: bool = False) -> Batch:
+    def gather(
+        self,
+        rows: Rows,
+        device: torch.device = _CPU,
+        *,
+        running: bool = False,
+        padded: bool = False,
+        staged: dict[str, Tree] | None = None,
+    ) -> Batch:
         """Read transitions [B] or windows [L, B]; pure indexing.
 
-        Running windows carry `is_first` and `is_last` instead of successors; padded ones repeat rows.
+        Running windows carry `is_first` and `is_last` instead of successors; padded ones repeat rows. What was
+        `staged` of these rows is not read again.
         """
         index = self.storage.index(rows)
-        seen, successors = self.columns["observations"], None
+        if staged is None:
+            staged = self._read(index, self._take, device, running=running, padded=padded)
+        else:
+            staged = tree_map(lambda leaf: leaf.to(device, non_blocking=True), staged)
         extras = {name: self._take(column, index, device) for name, column in self.extras.items()}
         extras |= {name: self._take(column, index, device) for name, column in self.written.items()}
+        extras |= {name: staged.pop(name) for name in _FLAGS if running}
+        return Batch._unchecked(
+            **staged, infos=(), extras=extras, rows=torch.from_numpy(index) if isinstance(index, np.ndarray) else index
+        )
+
+    def stage(
+        self, rows: Rows, device: torch.device = _CPU, *, running: bool = False, padded: bool = False
+    ) -> dict[str, Tree]:
+        """Read what the environment said in these rows, which no update changes, on its way to a device."""
+        take = lambda column, index, device: tree_map(  # noqa: E731
+            lambda leaf: self.storage.stage(leaf, index, device), column
+        )
+        return self._read(self.storage.index(rows), take, device, running=running, padded=padded)
+
+    def _read(
+        self, index: Rows, take: Callable[..., Tree], device: torch.device, *, running: bool, padded: bool
+    ) -> dict[str, Tree]:
+        seen, successors = self.columns["observations"], None
         if running:
-            observations = self._take(seen, index, device)
-            extras |= {name: self._take(self.columns[name], index, device) for name in _FLAGS}
+            observations = take(seen, index, device)
         elif index.ndim == 1 or padded:
-            observations = self._take(seen, index, device)
-            successors = self._take(seen, self.successors(index), device)
+            observations = take(seen, index, device)
+            successors = take(seen, self.successors(index), device)
         else:  # neighbours share a row: read it once
             join = np.concatenate if isinstance(index, np.ndarray) else torch.cat
-            all_seen = self._take(seen, join([index, self.successors(index[-1:])]), device)
+            all_seen = take(seen, join([index, self.successors(index[-1:])]), device)
             observations = tree_map(lambda leaf: leaf[:-1], all_seen)
             successors = tree_map(lambda leaf: leaf[1:], all_seen)
-        return Batch._unchecked(
-            observations=observations,
-            **{name: self.storage.take(self.columns[name], index, device) for name in _DECISION},
-            next_observations=successors,
-            infos=(),
-            extras=extras,
-            rows=torch.from_numpy(index) if isinstance(index, np.ndarray) else index,
-        )
+        names = (*_DECISION, *_FLAGS) if running else _DECISION
+        others = {name: take(self.columns[name], index, device) for name in names}
+        return {"observations": observations, "next_observations": successors, **others}
 
     def write(self, rows: Rows, columns: Mapping[str, Tree]) -> None:
         """Write columns of algorithms back at rows [B] or [L, B]; a new one is allocated.
@@ -229,11 +266,8 @@ class Ring:
             "opened": self.opened.copy(),
             "start": start,
             "tail": self.read(start, int(self.heads.max()) + 1) if self.columns else None,
-            "rewritten": {
-                name: tree_map(lambda leaf: self.storage.export(leaf, len(leaf)), self.extras[name])
-                for name in sorted(self.rewritten)
-            },
-            "written": tree_map(lambda leaf: self.storage.export(leaf, len(leaf)), self.written),
+            "rewritten": {name: tree_map(self._filled, self.extras[name]) for name in sorted(self.rewritten)},
+            "written": tree_map(self._filled, self.written),
         }
 
     def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
@@ -250,14 +284,15 @@ class Ring:
         self.columns, self.extras, self.written = {}, {}, {}
         self.rewritten = set(state["rewritten"])
         if state["tail"] is not None:
-            for start, part in (*sorted((segments or {}).items()), (state["start"], state["tail"])):
-                self._restore(int(start), part)
-        every_row = np.arange(self.size)
+            for start in sorted(segments or ()):  # one after the other: together they may be more than memory holds
+                self._restore(int(start), (segments or {})[start])
+            self._restore(int(state["start"]), state["tail"])
+        filled = np.arange(self.num_filled * self.num_envs)
         for group, saved in ((self.extras, state["rewritten"]), (self.written, state["written"])):
             for name, values in saved.items():
                 values = tree_map(torch.as_tensor, values)
                 group[name] = self._zeros(values, 1)
-                self._put(name, group[name], every_row, values)
+                self._put(name, group[name], filled, values)
                 self.storage.flush()
         self.version += 1
         self.restored += 1
@@ -277,6 +312,9 @@ class Ring:
                 group[name] = self._zeros(values, 2)
             self._put(name, group[name], rows, values, stored)
         self.storage.flush()
+
+    def _filled(self, leaf: Column) -> Column:
+        return self.storage.export(leaf, self.num_filled * self.num_envs)
 
     def _history_columns(self) -> Iterator[tuple[str, Tree]]:
         """Yield the columns that never change once a row is written."""

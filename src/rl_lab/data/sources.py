@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from rl_lab.core.batch import Batch, Tree, replace_unchecked, tree_map, tree_zip
 from rl_lab.core.errors import UserError
+from rl_lab.data.disk import DiskStorage
+from rl_lab.data.online import OnlineQueue
+from rl_lab.data.prefetch import MIN_BYTES, Prefetch
 from rl_lab.data.replay import Ring
 from rl_lab.data.storage import Rows
 from rl_lab.data.windows import Windows
@@ -49,6 +53,10 @@ class Source(Protocol):
 
     def draw(self, k: int = 1, batch_size: int | None = None) -> NDArray[np.int64]:
         """Choose the rows of k batches: [k, ...]."""
+        ...
+
+    def prefetch(self, rows: Rows) -> None:
+        """Take note that these rows are gathered next, after what is written back to others until then."""
         ...
 
     def gather(self, rows: Rows) -> Batch:
@@ -138,6 +146,9 @@ class StreamSource:
             raise ValueError(f"{batch_size} transitions were asked of a rollout that has {total}")
         return np.stack([self.generator.choice(total, batch_size, replace=False, shuffle=False) for _ in range(k)])
 
+    def prefetch(self, rows: Rows) -> None:
+        """There is nothing to read ahead."""
+
     def gather(self, rows: Rows = None) -> Batch:
         """Return the rollout, or the transitions that were drawn from it."""
         if self.rollout is None:
@@ -191,8 +202,9 @@ class ReplaySource:
     """Uniform draws from a ring: transitions [B], or windows [L, B] where `window` says how long.
 
     Ready when `min_size` decisions have been added and at least one window is complete. `storage` is "cpu" (NumPy
-    in host memory), "device" (torch, where the batches go) or the name of a torch device. With `ring` it views the
-    rows of another source; whoever collects adds to one of them.
+    in host memory), "disk" (memory-mapped files in `folder`; the lab gives the run's), "device" (torch, where the
+    batches go) or the name of a torch device. With `online`, running windows that were never drawn come first. With
+    `ring` it views the rows of another source; whoever collects adds to one of them.
     """
 
     draw_ahead = True
@@ -209,7 +221,9 @@ class ReplaySource:
         window: int | None = None,
         mode: str = "whole",
         pad: bool = False,
+        online: bool = False,
         storage: str = "cpu",
+        folder: str | None = None,
         ring: Ring | None = None,
     ) -> None:
         self.num_envs, self.generator, self.device = num_envs, generator, torch.device(device)
@@ -222,7 +236,7 @@ class ReplaySource:
                     value=capacity,
                     remedy="say how many transitions to keep, such as 100000",
                 )
-            ring = Ring(num_envs, capacity, _storage_device(storage, self.device))
+            ring = _new_ring(num_envs, capacity, storage, folder, self.device)
         elif capacity not in (None, ring.capacity):
             raise UserError(
                 f"a source that views another's ring has its capacity, {ring.capacity}",
@@ -234,8 +248,10 @@ class ReplaySource:
         self.captures = ring.device is not None and ring.device == self.device
         self.running, self.padded = mode == "running", pad
         self._batch_size = batch_size
-        self._check(mode)
+        self._check(mode, online)
         self.windows = Windows(ring, window or 1, running=self.running, padded=pad)
+        self.online = OnlineQueue(ring, self.windows.length) if online else None
+        self._ahead = Prefetch()
         self._windows_of: dict[int, Windows] = {}  # by length, for sequences that are asked for
 
     @property
@@ -274,9 +290,17 @@ class ReplaySource:
         starts = self._draw_starts(k, batch_size or self._batch_size)
         return starts if self.window is None else self.windows.expand(starts)
 
+    def prefetch(self, rows: Rows) -> None:
+        """Begin to read what the environment said in these rows, if that is much and not on a device."""
+        ring = self.ring
+        if ring.device is None and rows.size * ring.history_bytes >= MIN_BYTES:
+            read = partial(ring.stage, rows, self.device, running=self.running, padded=self.padded)
+            self._ahead.begin(rows, ring.version, read)
+
     def gather(self, rows: Rows) -> Batch:
         """Read the rows of one batch; whole windows come with successors, running ones with their flags."""
-        return self.ring.gather(rows, self.device, running=self.running, padded=self.padded)
+        staged = self._ahead.result(rows, self.ring.version)
+        return self.ring.gather(rows, self.device, running=self.running, padded=self.padded, staged=staged)
 
     def write(self, rows: Rows, columns: Mapping[str, Tree]) -> None:
         """Write columns back; priorities mean nothing to uniform draws, so that sources can be swapped."""
@@ -312,14 +336,17 @@ class ReplaySource:
         return self.ring if self.owns_ring else None
 
     def get_state(self) -> dict[str, Any]:
-        """Return the ring without its segments, unless it is another source's."""
+        """Return the ring without its segments, unless it is another source's, and the online queue."""
+        state = {} if self.online is None else {"online": self.online.get_state()}
         if not self.owns_ring:
-            return {}
+            return state
         segments = self.ring.segments()
-        return {"ring": self.ring.get_state(since=segments[-1][1] if segments else 0)}
+        return {"ring": self.ring.get_state(since=segments[-1][1] if segments else 0), **state}
 
     def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
-        """Restore the ring in place."""
+        """Restore ring and queue in place."""
+        if self.online is not None:
+            self.online.set_state(state["online"])
         if self.owns_ring:
             self.ring.set_state(state["ring"], segments)
 
@@ -327,9 +354,15 @@ class ReplaySource:
         self.windows.sync()
 
     def _draw_starts(self, k: int, batch_size: int) -> NDArray[np.int64]:
-        return self.windows.draw(self.generator, k * batch_size).reshape(k, batch_size)
+        count = k * batch_size
+        if self.online is None:
+            return self.windows.draw(self.generator, count).reshape(k, batch_size)
+        new = self.online.take(count)
+        if len(new) < count:
+            new = np.concatenate([new, self.windows.draw(self.generator, count - len(new))])
+        return new.reshape(k, batch_size)
 
-    def _check(self, mode: str) -> None:
+    def _check(self, mode: str, online: bool) -> None:
         if mode not in MODES:
             raise UserError("unknown window mode", key="mode", value=mode, valid=MODES, remedy="choose one")
         if self._batch_size < 1:
@@ -350,6 +383,10 @@ class ReplaySource:
                 value=None,
                 remedy="say how many steps a window has",
             )
+        if online and not self.running:
+            raise UserError(
+                "only running windows are cut one after the other", key="online", value=True, remedy="use mode: running"
+            )
         if self.running and self.padded:
             raise UserError("only whole windows are padded", key="pad", value=True, remedy="use mode: whole")
         if self.window is not None and not 1 <= self.window < self.ring.num_rows:
@@ -362,18 +399,24 @@ class ReplaySource:
             )
 
 
-def _storage_device(storage: str, device: torch.device) -> torch.device | None:
+def _new_ring(num_envs: int, capacity: int, storage: str, folder: str | None, device: torch.device) -> Ring:
+    if folder is not None and storage != "disk":
+        folder = None  # the lab names one to every replay
     if storage == "cpu":
-        return None
-    if storage == "device":
-        return device
+        return Ring(num_envs, capacity)
+    if storage == "disk":
+        if folder is None:
+            raise UserError(
+                "a replay on disk needs a folder for its files", key="folder", value=None, remedy="name one"
+            )
+        return Ring(num_envs, capacity, storage=DiskStorage(folder))
     try:
-        return torch.device(storage)
+        return Ring(num_envs, capacity, device if storage == "device" else torch.device(storage))
     except RuntimeError:
         raise UserError(
             "unknown storage",
             key="storage",
             value=storage,
-            valid=("cpu", "device", "cuda", "cuda:0"),
-            remedy="cpu keeps it in host memory, device where the batches go",
+            valid=("cpu", "disk", "device", "cuda", "cuda:0"),
+            remedy="cpu keeps it in host memory, disk in files, device where the batches go",
         ) from None

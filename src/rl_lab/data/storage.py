@@ -12,6 +12,7 @@ from torch import Tensor
 
 Column = Any  # np.ndarray or Tensor, [num_rows, ...]
 Rows = Any  # flat row numbers, int64: np.ndarray or Tensor
+BFLOAT16 = np.dtype([("bfloat16", np.int16)])  # NumPy has no such type: the bits, under its name
 _ALIGNMENT = 16  # bytes
 _MAX_PINNED = 64 * 2**20
 
@@ -54,6 +55,10 @@ class Storage(Protocol):
         """Read rows of any shape: [*rows.shape, ...] on a device."""
         ...
 
+    def stage(self, column: Column, rows: Rows, device: torch.device) -> Tensor:
+        """Read rows as `take` does, but leave them where their way to the device begins; a thread may do this."""
+        ...
+
     def overwrite(self, name: str, column: Column, rows: Rows, values: Tensor) -> None:
         """Write rows that may repeat: of equal ones the last wins."""
         ...
@@ -75,8 +80,8 @@ class HostStorage:
 
     def allocate(self, num_rows: int, values: Tensor, num_leading: int) -> NDArray[Any]:
         """Return zeros of the same type; pages are touched only as rows arrive."""
-        array = values.numpy(force=True)
-        return np.zeros((num_rows, *array.shape[num_leading:]), array.dtype)
+        array = _as_array(values)
+        return self._zeros((num_rows, *array.shape[num_leading:]), array.dtype)
 
     def put(
         self,
@@ -87,26 +92,41 @@ class HostStorage:
         keep: NDArray[np.bool_] | None = None,
     ) -> None:
         """Write distinct rows."""
-        array = _checked(name, values.numpy(force=True), column)
-        column[rows] = array if keep is None else array[keep]
+        array = _checked(name, _as_array(values), column)
+        _bits(column)[rows] = _bits(array if keep is None else array[keep])
 
     def fill(self, column: NDArray[Any], rows: NDArray[np.int64], value: float) -> None:
         """Write one value to whole rows."""
         column[rows] = value
 
     def take(self, column: NDArray[Any], rows: NDArray[np.int64], device: torch.device) -> Tensor:
-        """Read rows of any shape."""
-        values = torch.from_numpy(column.take(rows, axis=0))
-        return values if device.type == "cpu" else values.to(device)
+        """Read rows of any shape; on their way to another device nobody waits for them."""
+        values = self.stage(column, rows, device)
+        return values if device.type == "cpu" else values.to(device, non_blocking=True)
+
+    def stage(self, column: NDArray[Any], rows: NDArray[np.int64], device: torch.device) -> Tensor:
+        """Read rows of any shape into memory that the device can fetch them from."""
+        bits = _bits(column)
+        if device.type == "cuda":
+            kind = torch.from_numpy(bits[:0]).dtype
+            values = torch.empty((*rows.shape, *bits.shape[1:]), dtype=kind, pin_memory=True)
+            bits.take(rows, axis=0, out=values.numpy(), mode="clip")  # the usual mode would copy twice
+        else:
+            values = torch.from_numpy(bits.take(rows, axis=0))
+        return values.view(torch.bfloat16) if column.dtype == BFLOAT16 else values
 
     def overwrite(self, name: str, column: NDArray[Any], rows: NDArray[np.int64], values: Tensor) -> None:
         """Write rows that may repeat."""
-        array = _checked(name, values.numpy(force=True), column)
-        column[rows.reshape(-1)] = array[last_of_equal(rows.reshape(-1))]
+        array = _checked(name, _as_array(values), column)
+        _bits(column)[rows.reshape(-1)] = _bits(array)[last_of_equal(rows.reshape(-1))]
 
-    def export(self, column: NDArray[Any], num_rows: int) -> NDArray[Any]:
-        """Return a copy of the first rows."""
-        return column[:num_rows].copy()
+    def export(self, column: NDArray[Any], num_rows: int) -> NDArray[Any] | Tensor:
+        """Return a copy of the first rows; of bfloat16, which no file format of NumPy's knows, as a tensor."""
+        copy = _bits(column)[:num_rows].copy()
+        return torch.from_numpy(copy).view(torch.bfloat16) if column.dtype == BFLOAT16 else copy
+
+    def _zeros(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
+        return np.zeros(shape, kind)
 
 
 class DeviceStorage:
@@ -165,6 +185,10 @@ class DeviceStorage:
         """Read rows of any shape."""
         return column.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *column.shape[1:]).to(device)
 
+    def stage(self, column: Tensor, rows: Tensor, device: torch.device) -> Tensor:
+        """Read rows; they are on a device already."""
+        return self.take(column, rows, self.device)
+
     def overwrite(self, name: str, column: Tensor, rows: Tensor, values: Tensor) -> None:
         """Write rows that may repeat; equal rows write equal values, so that their order cannot matter."""
         flat = rows.reshape(-1)
@@ -194,6 +218,18 @@ def _sent_together(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
     return views(staged.to(device, non_blocking=True))
 
 
+def _as_array(values: Tensor) -> NDArray[Any]:
+    """Return a tensor as an array, of bfloat16 the bits."""
+    if values.dtype == torch.bfloat16:
+        return values.view(torch.int16).numpy(force=True).view(BFLOAT16)
+    return values.numpy(force=True)
+
+
+def _bits(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array as one of a plain type, which NumPy copies faster."""
+    return array.view(np.int16) if array.dtype == BFLOAT16 else array
+
+
 def last_of_equal(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return for each entry where its row number occurs last: NumPy promises no order for repeated assignments."""
     order = np.argsort(rows, kind="stable")
@@ -205,7 +241,11 @@ def _checked(name: str, values: Any, column: Any) -> Any:
     row_shape = column.shape[1:]
     if values.dtype != column.dtype or values.shape[values.ndim - len(row_shape) :] != row_shape:
         raise ValueError(
-            f"column '{name}' of {column.dtype} rows {tuple(row_shape)} cannot take values "
-            f"of {values.dtype} with shape {tuple(values.shape)}"
+            f"column '{name}' of {_type_name(column)} rows {tuple(row_shape)} cannot take values "
+            f"of {_type_name(values)} with shape {tuple(values.shape)}"
         )
     return values.reshape(-1, *row_shape)
+
+
+def _type_name(values: Any) -> str:
+    return "bfloat16" if values.dtype == BFLOAT16 else str(values.dtype).removeprefix("torch.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -172,26 +173,42 @@ def _captured_update(
     def from_columns(columns: Mapping[str, Any]) -> Answer:
         return _answer(method(Batch(**columns), phase=phase))
 
-    drawn = 0
-    while drawn < hook.times:
-        ahead = hook.times - drawn if source.draw_ahead else 1
-        rows_of_batches = source.draw(ahead)
-        if source.captures:  # gathering belongs to the graph; all rows go to the device in one copy
-            for rows in torch.as_tensor(rows_of_batches).to(source.device, non_blocking=True):
+    if source.captures:  # gathering belongs to the graph; all rows go to the device in one copy
+        for drawn in _draws(source, hook.times):
+            for rows in torch.as_tensor(drawn).to(source.device, non_blocking=True):
                 capture.run(key, hook.name, from_rows, rows)
-        else:
-            for rows in rows_of_batches:
-                batch = source.gather(rows)
-                columns = capture.run(key, hook.name, from_columns, {name: batch[name] for name in _COLUMNS})
-                if columns:
-                    source.write(batch.rows, columns)
-        drawn += ahead
+    else:
+        for batch in _batches(source, hook.times):
+            columns = capture.run(key, hook.name, from_columns, {name: batch[name] for name in _COLUMNS})
+            if columns:
+                source.write(batch.rows, columns)
     return Event(hook.name, phase.name, updates=hook.times, metrics=_captured_metrics(capture))
 
 
 def _captured_metrics(capture: HookCapture) -> Metrics:
     drained = () if capture.deferred else capture.drain()
     return {name: value for _, metrics, _ in drained for name, value in metrics.items()}
+
+
+def _draws(source: Any, times: int) -> Iterator[Any]:
+    """Draw the rows of so many batches, together where the source allows it."""
+    drawn = 0
+    while drawn < times:
+        # Priorities change between updates, so a source that depends on them draws one batch at a time.
+        ahead = times - drawn if source.draw_ahead else 1
+        yield source.draw(ahead)
+        drawn += ahead
+
+
+def _batches(source: Any, times: int) -> Iterator[Batch]:
+    """Gather one batch after the other; while one is used, the source may read what it can of the next."""
+    for drawn in _draws(source, times):
+        following = [*drawn, None]
+        for rows, next_rows in pairwise(following):
+            batch = source.gather(rows)
+            if next_rows is not None:
+                source.prefetch(next_rows)
+            yield batch
 
 
 _COLUMNS = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations", "extras")
@@ -229,12 +246,6 @@ def _update(
             call(None, None)
     else:
         assert hook.source is not None
-        source = sources[hook.source]
-        drawn = 0
-        while drawn < hook.times:
-            # Priorities change between updates, so a source that depends on them draws one batch at a time.
-            ahead = hook.times - drawn if source.draw_ahead else 1
-            for rows in source.draw(ahead):
-                call(source, source.gather(rows))
-            drawn += ahead
+        for batch in _batches(sources[hook.source], hook.times):
+            call(sources[hook.source], batch)
     return Event(hook.name, phase.name, updates=hook.times, metrics=mean_metrics(collected))
