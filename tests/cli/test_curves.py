@@ -1,11 +1,14 @@
 import csv
 import io
+import itertools
 import json
 import math
+from xml.etree import ElementTree
 
 import pytest
 
 from rl_lab.cli import main
+from rl_lab.cli.chart import ticks
 from rl_lab.cli.curves import Curve, mean_curve
 
 
@@ -144,3 +147,71 @@ def test_a_run_without_a_name_is_called_after_its_folder(tmp_path, kind, capsys)
         (folder / "config.yaml").write_text("experiment: [")
     assert main(["curves", str(folder)]) == 0
     assert table(capsys.readouterr().out)[0]["experiment"] == "strange"
+
+
+def pictured(path):
+    """Return what a picture shows: titles and other words, and the points of its lines and bands."""
+    root = ElementTree.fromstring(path.read_text())
+    space = "{http://www.w3.org/2000/svg}"
+    panels = root.findall(f"{space}g")
+    words = [[text.text for text in panel.iter(f"{space}text")] for panel in panels]
+    lines = [[line.get("points").split() for line in panel.iter(f"{space}polyline")] for panel in panels]
+    return words, lines
+
+
+def test_a_picture_has_a_panel_for_each_experiment_with_its_runs_and_published_scores(tmp_path, capsys):
+    make_run(tmp_path / "e/a", "ppo<1>", 0, [0.0, 100.0, 200.0])
+    make_run(tmp_path / "e/b", "ppo<1>", 1, [0.0, 300.0, 400.0])
+    make_run(tmp_path / "e/c", "dqn", 0, [math.nan, 5.0, 7.0])
+    (tmp_path / "p.csv").write_text("experiment,env_steps,return_mean,return_std,source\nppo<1>,2000,500,20,authors\n")
+    picture = tmp_path / "deep/x.svg"
+    assert main(["curves", str(tmp_path / "e"), "--svg", str(picture), "--published", str(tmp_path / "p.csv")]) == 0
+    assert "2 experiments, 3 runs" in capsys.readouterr().out
+    (dqn, ppo), (dqn_lines, ppo_lines) = pictured(picture)
+    assert dqn[0] == "dqn (1 run)"
+    assert len(dqn_lines) == 1
+    assert len(dqn_lines[0]) == 2  # what is not a number is left out
+    assert ppo[0] == "ppo<1> (2 runs)"
+    assert "authors" in ppo
+    assert {"0", "500", "2k"} <= set(ppo)
+    *runs, mean = ppo_lines
+    heights = [[float(point.split(",")[1]) for point in line] for line in (*runs, mean)]
+    assert heights[2] == pytest.approx([(a + b) / 2 for a, b in zip(*heights[:2], strict=True)], abs=0.1)
+    assert heights[0][0] > heights[0][1] > heights[1][1] > heights[1][2]  # up is less
+    widths = [float(point.split(",")[0]) for point in mean]
+    assert widths[1] - widths[0] == pytest.approx(widths[2] - widths[1], abs=0.1)
+
+
+def test_curves_read_the_csv_that_they_wrote(tmp_path, capsys):
+    make_run(tmp_path / "e/a", "ppo", 3, [1.0, 2.5])
+    assert main(["curves", str(tmp_path / "e")]) == 0
+    (tmp_path / "curves.csv").write_text(capsys.readouterr().out)
+    assert main(["curves", str(tmp_path / "curves.csv")]) == 0
+    assert capsys.readouterr().out == (tmp_path / "curves.csv").read_text()
+
+
+def test_a_csv_of_something_else_is_refused(tmp_path, capsys):
+    (tmp_path / "x.csv").write_text("experiment,seed,env_steps,agent_steps,score\nppo,0,1,1,2\n")
+    assert main(["curves", str(tmp_path / "x.csv")]) == 2
+    assert "no column 'return_mean'" in capsys.readouterr().err
+    assert main(["curves", str(tmp_path / "none.csv")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
+    (tmp_path / "x.csv").write_text("experiment,seed,env_steps,agent_steps,return_mean\nppo,zero,1,1,2\n")
+    assert main(["curves", str(tmp_path / "x.csv")]) == 2
+    assert "line 2" in capsys.readouterr().err
+
+
+def test_published_scores_need_a_picture(tmp_path, capsys):
+    make_run(tmp_path / "e/a", "ppo", 0, [1.0])
+    assert main(["curves", str(tmp_path / "e"), "--published", "p.csv"]) == 2
+    assert "--svg" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-1500, -120), (3, 3), (0, 0), (1e-9, 2e-9), (-5, 1e6), (0, 500)])
+def test_ticks_are_few_round_and_cover_the_range(low, high):
+    found = ticks(low, high)
+    assert found[0] <= low
+    assert found[-1] >= high
+    assert 2 <= len(found) <= 8
+    steps = [b - a for a, b in itertools.pairwise(found)]
+    assert steps == pytest.approx([steps[0]] * len(steps))

@@ -3,6 +3,7 @@
 examples:
   rl-lab curves experiments/dqn_cartpole > results/dqn_cartpole.csv
   rl-lab curves experiments/dqn_cartpole experiments/ppo_cartpole --plot
+  rl-lab curves results/dqn_cartpole.csv --svg dqn_cartpole.svg
   rl-lab curves RUN --key train/loss
 """
 
@@ -12,10 +13,11 @@ import argparse
 import bisect
 import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl_lab.cli.chart import Panel, Published, chart
 from rl_lab.cli.runs import Run, find_runs
 from rl_lab.cli.terminal import Point, draw_curve, short, table
 from rl_lab.core.errors import UserError
@@ -34,15 +36,31 @@ class Curve:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `rl-lab curves`."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folders, or folders that hold them")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="run folders, folders that hold them, or CSV files of curves"
+    )
     parser.add_argument("--key", default=_DEFAULT_KEY, help=f"which metric (default {_DEFAULT_KEY})")
     parser.add_argument("--plot", action="store_true", help="draw the mean over seeds instead of printing CSV")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture, a panel for each experiment")
+    parser.add_argument(
+        "--published",
+        type=Path,
+        metavar="CSV",
+        help="scores to show in it: experiment, env_steps, return_mean, return_std, source",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print or draw."""
+    if arguments.published is not None and arguments.svg is None:
+        raise UserError("published scores are shown in a picture", key="--published", remedy="add --svg FILE")
     curves = read_curves(arguments.runs, arguments.key)
-    if arguments.plot:
+    if arguments.svg is not None:
+        published = {} if arguments.published is None else _read_published(arguments.published)
+        arguments.svg.parent.mkdir(parents=True, exist_ok=True)
+        arguments.svg.write_text(chart(_panels(curves, published), "env_steps", arguments.key))
+        print(f"{arguments.svg}: {len({curve.name for curve in curves})} experiments, {len(curves)} runs")
+    elif arguments.plot:
         print("\n".join(_drawn(curves, arguments.key)))
     else:
         _print_csv(curves, arguments.key)
@@ -52,14 +70,14 @@ def run(arguments: argparse.Namespace) -> int:
 def read_curves(folders: Sequence[Path], key: str = _DEFAULT_KEY) -> list[Curve]:
     """Read one metric of all runs in these folders, ordered by experiment and seed."""
     runs: dict[Path, Run] = {}
-    for folder in folders:
+    curves = [curve for file in folders if file.suffix == ".csv" for curve in _read_csv(file, key)]
+    for folder in (folder for folder in folders if folder.suffix != ".csv"):
         found = find_runs(folder)
         if not found:
             raise UserError(
                 f"no run in {folder}", remedy="give a run folder or a folder of runs; see `rl-lab list runs`"
             )
         runs |= {entry.folder.resolve(): entry for entry in found}
-    curves = []
     for entry in runs.values():
         curve = _read(entry, key)
         if curve.rows:
@@ -104,13 +122,87 @@ def _read(entry: Run, key: str) -> Curve:
     return Curve(entry.name, entry.seed, rows)
 
 
+def _read_csv(file: Path, key: str) -> list[Curve]:
+    """Read what `_print_csv` wrote."""
+    column = _columns(key)[0]
+    curves: dict[tuple[str, int | None], Curve] = {}
+    wanted = ["experiment", "seed", "env_steps", "agent_steps", column]
+    for line, row in _numbered_rows(file, wanted):
+        try:
+            name, seed = row["experiment"], int(row["seed"]) if row["seed"] else None
+            agent_steps = int(row["agent_steps"]) if row["agent_steps"] else None
+            spread = float(row["return_std"]) if row.get("return_std") else None
+            numbers = int(row["env_steps"]), agent_steps, float(row[column]), spread
+        except ValueError as error:
+            raise UserError(f"{file}, line {line}: {error}", remedy="steps and seeds are whole numbers") from None
+        curves.setdefault((name, seed), Curve(name, seed, [])).rows.append(numbers)
+    return list(curves.values())
+
+
+def _read_published(file: Path) -> dict[str, list[Published]]:
+    scores: dict[str, list[Published]] = {}
+    for line, row in _numbered_rows(file, ["experiment", "env_steps", "return_mean", "return_std", "source"]):
+        try:
+            numbers = [float(row[name]) for name in ("env_steps", "return_mean", "return_std")]
+        except ValueError as error:
+            raise UserError(f"{file}, line {line}: {error}", remedy="steps, mean and deviation are numbers") from None
+        scores.setdefault(row["experiment"], []).append(Published(*numbers, row["source"]))
+    return scores
+
+
+def _numbered_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
+    try:
+        with open(file, newline="") as lines:
+            reader = csv.DictReader(lines)
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{file} cannot be read: {error}", remedy="give a CSV file that `rl-lab curves` wrote"
+        ) from None
+    missing = [name for name in columns if name not in (reader.fieldnames or ())]
+    if missing:
+        raise UserError(
+            f"{file} has no column '{missing[0]}'", valid=reader.fieldnames or (), remedy="see `rl-lab curves --help`"
+        )
+    return enumerate(rows, 2)
+
+
+def _panels(curves: Sequence[Curve], published: Mapping[str, Sequence[Published]]) -> list[Panel]:
+    panels = []
+    for name, own in _by_experiment(curves):
+        merged = mean_curve(own) if own else []
+        if not merged:
+            continue
+        panels.append(
+            Panel(
+                f"{name} ({len(own)} run{'' if len(own) == 1 else 's'})",
+                [(x, mean) for x, mean, _, _ in merged],
+                [(x, low, high) for x, _, low, high in merged] if len(own) > 1 else [],
+                [[(row[0], row[2]) for row in curve.rows] for curve in own] if len(own) > 1 else [],
+                published.get(name, ()),
+            )
+        )
+    return panels
+
+
+def _by_experiment(curves: Sequence[Curve]) -> Iterator[tuple[str, list[Curve]]]:
+    """Yield the names and the curves of each, without numbers that are not finite."""
+    for name in dict.fromkeys(curve.name for curve in curves):
+        finite = [Curve(c.name, c.seed, [row for row in c.rows if row[2] == row[2]]) for c in curves if c.name == name]
+        yield name, [curve for curve in finite if curve.rows]
+
+
+def _columns(key: str) -> list[str]:
+    return ["return_mean", "return_std"] if key == _DEFAULT_KEY else [key]
+
+
 def _has_log(entry: Run) -> bool:
     return (entry.folder / "metrics.jsonl").exists()
 
 
 def _print_csv(curves: Sequence[Curve], key: str) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    columns = ["return_mean", "return_std"] if key == _DEFAULT_KEY else [key]
+    columns = _columns(key)
     writer.writerow(["experiment", "seed", "env_steps", "agent_steps", *columns])
     for curve in curves:
         for row in curve.rows:
@@ -119,9 +211,7 @@ def _print_csv(curves: Sequence[Curve], key: str) -> None:
 
 def _drawn(curves: Sequence[Curve], key: str) -> list[str]:
     lines, rows = [], []
-    for name in dict.fromkeys(curve.name for curve in curves):
-        finite = [Curve(c.name, c.seed, [row for row in c.rows if row[2] == row[2]]) for c in curves if c.name == name]
-        finite = [curve for curve in finite if curve.rows]
+    for name, finite in _by_experiment(curves):
         merged = mean_curve(finite) if finite else []
         title = f"{name}: {key} over env_steps, mean and range of {len(finite)} run{'' if len(finite) == 1 else 's'}"
         band = [(x, low, high) for x, _, low, high in merged] if len(finite) > 1 else []
