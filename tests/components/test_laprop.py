@@ -110,9 +110,17 @@ def test_state_goes_on_where_it_was():
         assert torch.equal(expected, given)
 
 
-def test_a_parameter_without_gradient_is_named_as_a_mistake():
-    parameters = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))]
-    optimizer = LaProp(parameters)
-    parameters[0].grad = torch.ones(2)
-    with pytest.raises(ValueError, match="optimisers of their own"):
+def test_parameters_that_are_not_always_trained_count_their_own_steps():
+    start, gradients = draws(3, count=4)
+    parameters = [nn.Parameter(p.clone()) for p in start]
+    optimizer = LaProp(parameters, lr=1e-2, betas=(0.9, 0.99))
+    for t, entry in enumerate(gradients):
+        parameters[0].grad = entry[0].clone()
+        parameters[1].grad = entry[1].clone() if t >= 2 else None
         optimizer.step()
+    expected = [
+        reference(start[:1], [entry[:1] for entry in gradients], 1e-2)[0],
+        reference(start[1:], [entry[1:] for entry in gradients[2:]], 1e-2)[0],
+    ]
+    for parameter, values in zip(parameters, expected, strict=True):
+        torch.testing.assert_close(parameter.data.flatten(), torch.tensor(values), rtol=1e-5, atol=1e-6)

@@ -28,8 +28,8 @@ def clip_adaptively(
 class LaProp(torch.optim.Optimizer):
     """Normalises, then averages. It reads `grad_scale` and `found_inf` like torch's fused optimisers (`fused`).
 
-    A step that is not finite is skipped on the device, so that the whole update can be captured as a graph. All
-    parameters must have a gradient at every step: they share one count of steps.
+    A step that is not finite is skipped on the device, so that the whole update can be captured as a graph.
+    Parameters without a gradient stay as they are; each counts its own steps.
     """
 
     def __init__(
@@ -56,11 +56,9 @@ class LaProp(torch.optim.Optimizer):
             self._step_group(group)
 
     def _step_group(self, group: dict[str, Any]) -> None:
-        parameters = group["params"]
-        if any(parameter.grad is None for parameter in parameters):
-            raise ValueError(
-                "a parameter has no gradient: parts that are not always trained together need optimisers of their own"
-            )
+        parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not parameters:
+            return
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter] = {
@@ -74,7 +72,7 @@ class LaProp(torch.optim.Optimizer):
         beta1, beta2 = group["betas"]
         applied = 1.0 if self.found_inf is None else 1.0 - self.found_inf
         torch._foreach_add_(steps, applied)
-        count = steps[0].clamp(min=1.0)  # of a run whose first step is skipped
+        counts = torch.stack(steps).clamp(min=1.0)  # of a run whose first step is skipped
         gradients = self._finite_gradients(parameters)
         if group["clip_ratio"] is not None:
             gradients = clip_adaptively(parameters, gradients, group["clip_ratio"], group["clip_min_norm"])
@@ -82,11 +80,11 @@ class LaProp(torch.optim.Optimizer):
         torch._foreach_mul_(squares, 1.0 - (1.0 - beta2) * applied)
         torch._foreach_addcmul_(squares, gradients, gradients, 1.0 - beta2)
         scales = torch._foreach_sqrt(squares)
-        torch._foreach_mul_(scales, (1.0 - beta2**count).rsqrt())
+        torch._foreach_mul_(scales, (1.0 - beta2**counts).rsqrt().unbind())
         torch._foreach_add_(scales, group["eps"])
         torch._foreach_mul_(means, 1.0 - (1.0 - beta1) * applied)
         torch._foreach_addcdiv_(means, gradients, scales, 1.0 - beta1)
-        moves = torch._foreach_mul(means, group["lr"] * applied / (1.0 - beta1**count))
+        moves = torch._foreach_mul(means, (group["lr"] * applied / (1.0 - beta1**counts)).unbind())
         torch._foreach_sub_(parameters, moves)
 
     def _finite_gradients(self, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -249,7 +249,6 @@ class _Offsets(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the weight gradients, each formed once for all steps."""
         seen = torch.stack(ctx.seen).flatten(0, -2)
-        ctx.seen.clear()
         found = ctx.layer.gradients(seen, gradients[0].flatten(0, -2))
         return None, None, None, *(entry.to(dtype) for entry, dtype in zip(found, ctx.dtypes, strict=True))
 

@@ -1,0 +1,395 @@
+"""Dreamer of all three papers: known worlds, probes, alignment, where gradients go, what replay keeps."""
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from rl_lab.components import world_model
+from rl_lab.core import noise
+from rl_lab.core.batch import Batch
+from rl_lab.core.phase import Hook, Phase
+from rl_lab.core.seeding import SeedTree
+from rl_lab.data.collector import RolloutCollector
+from rl_lab.data.pipeline import arrivals
+from rl_lab.data.sources import ReplaySource
+from rl_lab.envs.make import make_env
+from rl_lab.envs.world import World
+from rl_lab.orchestration.loop import training_loop
+from rl_lab.orchestration.phase_scheduler import PhaseScheduler
+from tests.workflows.dreamers import DETER, PAPERS, build
+from tests.workflows.test_probes import GAMMA, VALUES
+
+NUM_ENVS = 8
+PHASE = Phase("p", hooks=(Hook("update_agent"),), duration_updates=1)
+
+
+class Counter(World):
+    """Shows nothing. Action 1 counts up; the reward is the count after the action; at 3 the world ends."""
+
+    def __init__(self, num_envs, *, max_episode_steps=7):
+        box = spaces.Box(-1.0, 1.0, (1,), dtype=np.float32)
+        super().__init__(num_envs, box, spaces.Discrete(2), num_variables=1, max_episode_steps=max_episode_steps)
+
+    def _initial(self, generator):
+        return np.zeros(1)
+
+    def _advance(self, actions):
+        self._state[0] += actions
+        return (self._state[0] / 3.0).astype(np.float32), self._state[0] == 3
+
+    def _observe(self):
+        return np.zeros((self.num_envs, 1), np.float32)
+
+
+def replay(seeds, window=9, batch_size=16, num_envs=NUM_ENVS, capacity=4000, min_size=100):
+    return ReplaySource(
+        num_envs,
+        seeds.numpy("source"),
+        "cpu",
+        capacity=capacity,
+        batch_size=batch_size,
+        min_size=min_size,
+        window=window,
+        mode="running",
+    )
+
+
+def run(phases, workflow, collector, source):
+    scheduler = PhaseScheduler(phases, ready=lambda name: source.ready)
+    for event in training_loop(workflow, scheduler, collector, {"data": source}):
+        assert all(torch.isfinite(torch.as_tensor(value)) for value in event.metrics.values()), event
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_model_predicts_a_counter_that_it_cannot_see(paper):
+    """Only the actions that led there, and where episodes begin, say what the count is."""
+    seeds = SeedTree(0)
+    workflow = build(paper, 1, 2, seeds, gamma=GAMMA, horizon=2, lr=1e-2 if paper == "v3" else 3e-3)
+    source = replay(seeds, window=17)
+    collector = RolloutCollector(Counter(NUM_ENVS), seeds, initial_state=workflow.initial_state(NUM_ENVS))
+    hooks = (Hook("collect", 16), Hook("update_world_model", ratio=0.0625))
+    settings = {"policy": "random"}
+    run([Phase("p", hooks=hooks, buffer="data", duration_steps=6400, settings=settings)], workflow, collector, source)
+    batch = source.sample(64)
+    with torch.no_grad():
+        seen = workflow._see(batch)
+        rewards = workflow.reward.mean(workflow.reward(seen.features))
+        continues = workflow.continuation.mean(workflow.continuation(seen.features))
+    known = seen.batch["is_first"].cumsum(0) > 0  # before that, the window began inside an episode
+    truth = seen.batch.rewards
+    assert len(truth[known].unique()) == 4
+    assert (seen.batch.terminated & known).sum() > 20
+    assert torch.equal((3.0 * rewards[known]).round(), (3.0 * truth[known]).round())
+    ends = seen.batch.terminated[known]
+    assert torch.equal(continues[known] < 0.5 * GAMMA, ends)
+    assert (continues[known][~ends] - GAMMA).abs().mean() < 0.03
+
+
+SLOW = pytest.mark.learning
+PROBES = [
+    ("v3", "constant", False),
+    ("v3", "observation", False),
+    ("v3", "delayed", False),
+    ("v3", "action", False),
+    ("v3", "both", False),
+    ("v2", "both", False),
+    ("v1", "both", True),
+    *(
+        pytest.param("v3", probe, True, marks=SLOW)
+        for probe in ("constant", "observation", "delayed", "action", "both")
+    ),
+    *(pytest.param(paper, "delayed", True, marks=SLOW) for paper in ("v1", "v2")),
+    pytest.param("v2", "both", True, marks=SLOW),
+    pytest.param("v1", "both", False, marks=SLOW),
+]
+
+
+@pytest.mark.parametrize(("paper", "probe", "continuous"), PROBES)
+def test_dreamer_solves_probe(paper, probe, continuous):
+    seeds = SeedTree(3)
+    knobs = {} if paper == "v3" else {"exploration": 0.3 if continuous else 0.1, "entropy_weight": 1e-2}
+    action, lr = 1 if continuous else 2, 4e-3 if paper == "v3" else 3e-3
+    workflow = build(paper, 1, action, seeds, discrete=not continuous, gamma=GAMMA, horizon=2, lr=lr, **knobs)
+    environment = make_env(f"probe/{probe}", NUM_ENVS, kwargs={"continuous": continuous})
+    collector = RolloutCollector(environment, seeds, initial_state=workflow.initial_state(NUM_ENVS))
+    source = replay(seeds, window=7, batch_size=32)
+    num_updates = {"action": 200, "both": 300}.get(probe, 120)
+    collect, buffer = Hook("collect", 8), {"buffer": "data", "duration_steps": 8 * num_updates}
+    model, joint = Hook("update_world_model", ratio=0.125), Hook("update_agent", ratio=0.125)
+    run(
+        [
+            Phase("model", hooks=(collect, model), settings={"policy": "random"}, **buffer),
+            Phase("joint", hooks=(collect, joint), **buffer),
+        ],
+        workflow,
+        collector,
+        source,
+    )
+    for observation, value in VALUES[probe].items():
+        state = None
+        if observation == 1.0 and probe == "delayed":  # seen at the second step only
+            state = workflow.act(torch.zeros(1, 1), generator=torch.Generator().manual_seed(0)).state
+        estimate = workflow.value(torch.tensor([[observation]]), state).item()
+        # Where actions matter, the value is that of a policy which still explores a little.
+        assert abs(estimate - value) < (0.3 if probe in ("action", "both") else 0.15), (observation, estimate, value)
+    if probe in ("action", "both"):
+        returns, _ = collector.collect_episodes(workflow.act, 40)
+        assert sum(returns) / 40 > 0.8
+
+
+def collected(paper="v3", num_steps=60, monkeypatch=None, seed=0, **knobs):
+    """A workflow, and a replay of the counter world that it acted in."""
+    seeds = SeedTree(seed)
+    workflow = build(paper, 1, 2, seeds, gamma=GAMMA, horizon=3, **knobs)
+    if monkeypatch is not None:  # samples become a function of the parameters alone
+        monkeypatch.setattr(noise, "uniform", lambda shape, like, generator: torch.full(shape, 0.5))
+        monkeypatch.setattr(noise, "normal", lambda shape, like, generator: torch.zeros(shape))
+    collector = RolloutCollector(Counter(2), seeds, initial_state=workflow.initial_state(2))
+    source = replay(seeds, window=num_steps // 2, batch_size=4, num_envs=2, capacity=400, min_size=1)
+    source.add(collector.collect(workflow.act, num_steps).trajectory)
+    return workflow, collector, source
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_training_sees_what_acting_saw(paper, monkeypatch):
+    """The states of acting, step by step with resets by the Collector, are those of a scan over the replay."""
+    workflow, _, source = collected(paper, monkeypatch=monkeypatch, stored_latents=True)
+    batch = source.gather(source.windows.expand(np.array([0, 1])))  # from the very first step of both environments
+    assert batch["is_first"].sum() > 6
+    with torch.no_grad():
+        whole = workflow._see(batch)
+    acted, decisions = workflow.rssm.unpack(arrivals(batch).extras), ~arrivals(batch)["is_last"]
+    for name, states in whole.observed.states.items():
+        torch.testing.assert_close(states[decisions], acted[name][decisions], rtol=1e-2, atol=1e-2)
+    assert not torch.allclose(acted["deter"][0], acted["deter"][1], atol=1e-2)
+
+
+def test_a_window_goes_on_from_the_stored_latents(monkeypatch):
+    workflow, _, source = collected(monkeypatch=monkeypatch)
+    start = next(
+        i for i in range(4, 40) if not source.ring.last[2 * i] and not source.ring.columns["is_first"][2 * i + 2]
+    )
+    batch = source.gather(source.windows.expand(np.array([2 * start])))
+    with torch.no_grad():
+        states = workflow._see(batch).observed.states
+        without = workflow._see(Batch(**{name: batch[name] for name in FIELDS}, extras=flags(batch))).observed.states
+    acted = workflow.rssm.unpack(arrivals(batch).extras)
+    torch.testing.assert_close(states["deter"][0], acted["deter"][0], rtol=2e-2, atol=2e-2)
+    assert not torch.allclose(without["deter"][0], acted["deter"][0], atol=2e-2)
+
+
+FIELDS = ("observations", "actions", "rewards", "terminated", "truncated")
+
+
+def flags(batch):
+    return {name: batch[name] for name in ("is_first", "is_last")}
+
+
+def test_an_update_refreshes_the_stored_latents():
+    workflow, _, source = collected()
+    rows = source.draw()[0]
+    batch = source.gather(rows)
+    before = {name: batch[name].clone() for name in ("deter", "stoch")}
+    _, columns = workflow.update_agent(batch, phase=PHASE)
+    assert columns["deter"].dtype == before["deter"].dtype
+    assert columns["stoch"].dtype == torch.uint8
+    for name, column in columns.items():
+        assert column.shape == before[name].shape
+        assert torch.equal(column[0], before[name][0])  # the context row is not seen again
+        assert not torch.equal(column[1:], before[name][1:])
+    source.write(batch.rows, columns)
+    after = source.gather(rows)
+    assert torch.equal(after["stoch"][-1], columns["stoch"][-1])
+    # They are those of the pass before the parameters changed: the same as seeing without learning.
+    assert not torch.equal(after["deter"], before["deter"])
+
+
+def test_replay_without_latents_is_learned_from_and_gets_them():
+    workflow, collector, _ = collected()
+    source = replay(SeedTree(1), window=20, batch_size=4, num_envs=2, capacity=400, min_size=1)
+    trajectory = collector.collect(workflow.act, 50).trajectory
+    source.add(Batch(**{name: trajectory[name] for name in (*FIELDS, "next_observations")}))
+    batch = source.sample()
+    assert "deter" not in batch
+    source.write(batch.rows, workflow.update_agent(batch, phase=PHASE).columns)
+    assert source.gather(batch.rows)["stoch"][1:].any()
+    workflow.update_agent(source.sample(), phase=PHASE)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_imagination_is_a_batch(paper):
+    workflow, _, source = collected(paper)
+    with torch.no_grad():
+        seen = workflow._see(source.sample())
+        states = {name: leaf[0] for name, leaf in seen.observed.states.items()}
+        dream = workflow.imagine(horizon=5, states=states, generator=torch.Generator().manual_seed(0))
+        again = workflow.imagine(horizon=5, states=states, generator=torch.Generator().manual_seed(0))
+    assert tuple(dream.shape) == (5, 4)
+    assert torch.equal(dream.observations, again.observations)
+    assert torch.equal(dream.observations[0], workflow.rssm.features(states))
+    assert torch.equal(dream.observations[1:], dream.next_observations[:-1])
+    continues = workflow.continuation.mean(workflow.continuation(dream.observations))
+    torch.testing.assert_close(dream["weights"], continues.cumprod(0))
+    torch.testing.assert_close(dream["discounts"][:-1], continues[1:])
+    critic = workflow.slow_critic if paper == "v2" else workflow.critic
+    torch.testing.assert_close(dream["next_values"], critic.mean(critic(dream.next_observations)))
+    rewards = workflow.reward.mean(workflow.reward(dream.next_observations))
+    torch.testing.assert_close(dream.rewards, rewards)
+
+
+def gradients(workflow, loss):
+    parts = ("rssm", "decoder", "reward", "continuation", "actor", "critic")
+    for name in parts:
+        getattr(workflow, name).zero_grad()
+    loss.backward(retain_graph=True)
+    return {
+        name: sum(float(p.grad.abs().sum()) for p in getattr(workflow, name).parameters() if p.grad is not None)
+        for name in parts
+    }
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_where_gradients_go(paper):
+    workflow, _, source = collected(paper)
+    for _ in range(3):  # a zero output layer passes nothing on
+        workflow.update_agent(source.sample(), phase=PHASE)
+    seen = workflow._see(source.sample())
+    losses, _ = workflow._behaviour_losses(seen)
+    reached = {
+        name: {part for part, size in gradients(workflow, loss).items() if size} for name, loss in losses.items()
+    }
+    expected = {"actor": {"actor"}, "critic": {"critic"}}
+    if paper == "v3":
+        expected["replay_value"] = {"critic", "rssm"}
+    assert reached == expected
+    losses, _ = workflow._model.losses(workflow._see(source.sample()), free_nats=0.0, free_average=False)
+    trained = {
+        name: gradients(workflow, loss) for name, loss in losses.items() if name not in ("dynamics", "representation")
+    }
+    assert all(sizes["rssm"] > 0 for sizes in trained.values())
+    assert all(sizes["actor"] == sizes["critic"] == 0 for sizes in trained.values())
+
+
+def test_gradients_through_the_model_are_those_of_finite_differences():
+    workflow = build("v1", 1, 1, SeedTree(0), discrete=False)
+    generator = torch.Generator().manual_seed(0)
+    start = {
+        name: torch.randn(16, leaf.shape[1], generator=generator) for name, leaf in workflow.initial_state(16).items()
+    }
+    weight = workflow.actor.network.output.weight
+    direction = torch.randn(weight.shape, generator=generator)
+
+    def objective():
+        workflow.generator.manual_seed(0)
+        with world_model.frozen(workflow.rssm, workflow.reward, workflow.continuation, workflow.critic):
+            dream = workflow.imagine(horizon=1, states=start)
+        return world_model.imagined_returns(dream, 0.95).sum()
+
+    (gradient,) = torch.autograd.grad(objective(), weight)
+    with torch.no_grad():
+        values = []
+        for step in (0.02, -0.02):
+            weight += step * direction
+            values.append(objective().item())
+            weight -= step * direction
+    assert (gradient * direction).sum().item() == pytest.approx((values[0] - values[1]) / 0.04, rel=0.05)
+
+
+def test_a_fresh_critic_of_v3_says_exactly_zero():
+    workflow, _, _ = collected()
+    assert torch.equal(workflow.value(torch.zeros(3, 1)), torch.zeros(3))
+
+
+@pytest.mark.parametrize(("paper", "moves"), [("v1", [1, 2, 3]), ("v2", [3]), ("v3", [1, 2, 3])])
+def test_the_slow_critic_follows(paper, moves):
+    knobs = {"slow_every": 3} if paper == "v2" else {}
+    workflow, _, source = collected(paper, **knobs)
+    for count in (1, 2, 3):
+        before = [p.clone() for p in workflow.slow_critic.parameters()]
+        workflow.update_agent(source.sample(), phase=PHASE)
+        pairs = list(zip(workflow.slow_critic.parameters(), before, workflow.critic.parameters(), strict=True))
+        if count in moves:
+            for now, old, online in pairs:
+                torch.testing.assert_close(now, old + workflow.slow_rate * (online - old))
+        else:
+            assert all(torch.equal(now, old) for now, old, _ in pairs)
+
+
+def test_replay_returns_one_step_at_a_time():
+    generator = torch.Generator().manual_seed(0)
+    shape = (9, 6)
+    first = torch.rand(shape, generator=generator) < 0.3
+    last = torch.cat([first[1:], torch.zeros(1, 6, dtype=torch.bool)])
+    terminated = last & (torch.rand(shape, generator=generator) < 0.5)
+    batch = Batch(
+        observations=torch.zeros(*shape, 1),
+        actions=torch.zeros(shape),
+        rewards=torch.randn(shape, generator=generator).masked_fill(first, 0.0),
+        terminated=terminated,
+        truncated=last & ~terminated,
+        extras={"is_first": first, "is_last": last},
+    )
+    bootstrap = torch.randn(shape, generator=generator)
+    returns = world_model.replay_returns(batch, bootstrap, 0.9, 0.8)
+    for b in range(6):
+        for t in range(8):  # brute force: the mixture of all n-step returns that stay inside the episode
+            expected, weight, reward, discount = 0.0, 1.0, 0.0, 1.0
+            for k in range(t + 1, 9):
+                reward += discount * batch.rewards[k, b].item()
+                discount *= 0.0 if terminated[k, b] else 0.9
+                ends = bool(last[k, b]) or k == 8
+                share = weight if ends else weight * (1.0 - 0.8)
+                expected += share * (reward + discount * bootstrap[k, b].item())
+                weight *= 0.8
+                if ends:
+                    break
+            assert returns[t, b].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_hooks_can_be_run_apart():
+    for paper in PAPERS:
+        workflow, _, source = collected(paper)
+        model = [p.clone() for p in workflow.rssm.parameters()]
+        actor = [p.clone() for p in workflow.actor.parameters()]
+        workflow.update_world_model(source.sample(), phase=PHASE)
+        assert all(torch.equal(a, b) for a, b in zip(actor, workflow.actor.parameters(), strict=True))
+        assert not all(torch.equal(a, b) for a, b in zip(model, workflow.rssm.parameters(), strict=True))
+        model = [p.clone() for p in workflow.rssm.parameters()]
+        workflow.update_controller(source.sample(), phase=PHASE)
+        assert all(torch.equal(a, b) for a, b in zip(model, workflow.rssm.parameters(), strict=True))
+        assert not all(torch.equal(a, b) for a, b in zip(actor, workflow.actor.parameters(), strict=True))
+
+
+def test_one_optimiser_for_actor_or_critic_alone_is_refused():
+    workflow, _, _ = collected("v2")
+    parts = {
+        name: getattr(workflow, name) for name in ("rssm", "decoder", "reward", "actor", "critic", "model_optimizer")
+    }
+    with pytest.raises(ValueError, match="an optimiser each"):
+        type(workflow)(**parts, generator=workflow.generator, actor_optimizer=workflow.actor_optimizer)
+
+
+def test_acting_is_recurrent_and_follows_the_generator():
+    workflow, _, _ = collected()
+    seen = torch.zeros(2, 1)
+    act = lambda state, seed: workflow.act(seen, state, generator=torch.Generator().manual_seed(seed))  # noqa: E731
+    first = act(workflow.initial_state(2), 0)
+    assert torch.equal(first.state["deter"], act(None, 0).state["deter"])
+    assert first.state["deter"].shape == (2, DETER)
+    assert not torch.allclose(act(first.state, 1).state["deter"], first.state["deter"])
+    greedy = [workflow.act(seen, None, explore=False, generator=torch.Generator().manual_seed(0)).actions for _ in "ab"]
+    assert torch.equal(*greedy)
+
+
+def test_half_precision_computes_nearly_the_same():
+    results = []
+    for precision in ("float32", "bfloat16"):
+        workflow, _, source = collected(precision=precision)
+        seen = workflow._see(source.sample())
+        assert seen.features.dtype == torch.float32
+        losses, _ = workflow._model.losses(seen, free_nats=0.0, free_average=False)
+        metrics, _ = workflow.update_agent(source.sample(), phase=PHASE)
+        results.append((losses["reconstruction"].item(), float(metrics["grad_norm"])))
+        assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in workflow.rssm.parameters())
+    assert results[0] == pytest.approx(results[1], rel=0.1)
