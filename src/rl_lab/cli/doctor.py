@@ -35,13 +35,9 @@ class Family:
 
 
 _GYMNASIUM = "import gymnasium\nenv = gymnasium.make({id!r})\nenv.reset(seed=0)\nenv.step(env.action_space.sample())"
+_OURS = "from rl_lab.envs.make import make_env\nmake_env({id!r}, 2).reset(seed=[0, 1])"
 FAMILIES = (
-    Family(
-        "tiny (ours)",
-        "rl_lab",
-        "rl-lab",
-        "from rl_lab.envs.make import make_env\nmake_env('tiny/CartPole', 2).reset(seed=[0, 1])",
-    ),
+    Family("tiny (ours)", "rl_lab", "rl-lab", _OURS.format(id="tiny/CartPole")),
     Family("classic control", "gymnasium", "gymnasium", _GYMNASIUM.format(id="CartPole-v1")),
     Family("box2d", "Box2D", "gymnasium[box2d]", _GYMNASIUM.format(id="LunarLander-v3")),
     Family("mujoco", "mujoco", "gymnasium[mujoco]", _GYMNASIUM.format(id="HalfCheetah-v5")),
@@ -51,13 +47,8 @@ FAMILIES = (
         "dm_control",
         "from dm_control import suite\nsuite.load('cartpole', 'swingup').reset()",
     ),
-    Family(
-        "atari",
-        "ale_py",
-        "gymnasium[atari]",
-        "import gymnasium, ale_py\ngymnasium.register_envs(ale_py)\n" + _GYMNASIUM.format(id="ALE/Pong-v5"),
-    ),
-    Family("minigrid", "minigrid", "minigrid", "import minigrid\n" + _GYMNASIUM.format(id="MiniGrid-Empty-5x5-v0")),
+    Family("atari", "ale_py", "rl-lab[atari]", _OURS.format(id="ALE/Pong-v5")),
+    Family("minigrid", "minigrid", "rl-lab[minigrid]", _OURS.format(id="MiniGrid-Empty-5x5-v0")),
 )
 _TORCH = """
 import json, torch

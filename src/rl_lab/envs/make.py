@@ -13,7 +13,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from rl_lab.core.errors import UserError
-from rl_lab.envs import dmc, probes, tiny
+from rl_lab.envs import atari, dmc, minigrid, probes, tiny
 from rl_lab.envs.pool import WorkerPool
 from rl_lab.envs.world import World
 from rl_lab.envs.wrappers import (
@@ -43,12 +43,7 @@ WORLDS: Mapping[str, Callable[..., World]] = {
 }
 
 # Ids that exist only after a package was installed and imported: prefix, package, what pip installs.
-_PACKAGES = (
-    ("ALE/", "ale_py", "gymnasium[atari]"),
-    ("dm_control/", "shimmy", "shimmy[dm-control]"),
-    ("MiniGrid-", "minigrid", "minigrid"),
-    ("BabyAI-", "minigrid", "minigrid"),
-)
+_PACKAGES = (("dm_control/", "shimmy", "shimmy[dm-control]"),)
 
 # Registered by Gymnasium, but made of parts that an extra brings: where the entry point is, what pip installs.
 _EXTRAS = {
@@ -197,13 +192,17 @@ def _make_gymnasium(
     allow: Collection[str],
 ) -> VectorEnv:
     name = _import_module_of(id, allow)
-    if not name.startswith(dmc.PREFIX) and name not in known_ids():
+    if not name.startswith((atari.PREFIX, dmc.PREFIX, minigrid.PREFIX)) and name not in known_ids():
         _raise_unknown(id, name)
 
     def make_one() -> gymnasium.Env:
+        if name.startswith(atari.PREFIX):  # repeats actions itself: it shows two frames as one
+            return atari.AtariGame(name, action_repeat=action_repeat, **limit, **kwargs)
         if name.startswith(dmc.PREFIX):
             env: gymnasium.Env = dmc.ControlSuite(name, **kwargs)
             env = gymnasium.wrappers.TimeLimit(env, limit["max_episode_steps"]) if limit else env
+        elif name.startswith(minigrid.PREFIX):
+            env = minigrid.GridPixels(name, **limit, **kwargs)
         else:
             env = gymnasium.make(name, disable_env_checker=True, **limit, **kwargs)
         return ActionRepeat(env, action_repeat) if action_repeat > 1 else env
