@@ -1,15 +1,19 @@
 """What is easy to get wrong in TD-MPC2, one test each. Two-hot codes and networks have theirs in tests/components."""
 
+import json
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from rl_lab.build import build_experiment
 from rl_lab.components.latent_model import td_targets, termination_loss
 from rl_lab.components.planners.mppi import MPPI
 from rl_lab.components.representation.augmentation import RandomShift
-from rl_lab.composition import load_experiment
+from rl_lab.composition import compose, load_experiment
 from rl_lab.core.batch import Batch
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.core.seeding import SeedTree
@@ -251,11 +255,57 @@ def test_pictures_are_shifted_when_acting_and_when_learning(monkeypatch):
         lambda self, observations, generator: shifted.append((tuple(observations.shape), generator)) or observations,
     )
     trajectory = experiment.collector.collect(workflow.act, 12, random_actions=True).trajectory
-    assert shifted == [((4, 3, 32, 32), experiment.collector.generator)] * 12
+    assert shifted == [((4, 3, 30, 30), experiment.collector.generator)] * 12
     shifted.clear()
     experiment.sources["replay"].add(trajectory)
     workflow.update_agent(experiment.sources["replay"].sample(5), phase=PHASE)
     generator = workflow.generator
-    assert shifted == [((3, 5, 3, 32, 32), generator), ((5, 3, 32, 32), generator)]
+    assert shifted == [((3, 5, 3, 30, 30), generator), ((5, 3, 30, 30), generator)]
     assert trajectory.actions.dtype == torch.int64
     experiment.close()
+
+
+def test_a_dict_of_a_picture_and_a_vector_is_encoded_shifted_and_learned_from(room):
+    changes = {**SMALL, "environment.id": room, "environment.num_envs": 2, "environment.kwargs": {}}
+    overrides = [f"{key}={json.dumps(value)}" for key, value in changes.items() if key not in ("device",)]
+    overrides += ["experiment.device=cpu", "components/encoder@components.encoder=dict"]
+    overrides += ["~environment.kwargs.size", "+components.encoder.channels=[4,4,4,4]"]
+    experiment = build_experiment(compose(["experiment=tdmpc2_pixels", *overrides]), Path("unwritten"))
+    workflow, source = experiment.workflow, experiment.sources["replay"]
+    source.add(experiment.collector.collect(workflow.act, 12, random_actions=True).trajectory)
+    batch = source.sample(6)
+    latents = workflow._encode(batch.observations, workflow.generator)
+    torch.testing.assert_close(latents.unflatten(-1, (-1, 8)).sum(-1), torch.ones(3, 6, 1))
+    before = {name: value.clone() for name, value in workflow.encoder.state_dict().items()}
+    workflow.update_agent(batch, phase=PHASE)
+    workflow.update_agent(batch, phase=PHASE)  # heads that start at zero pass no gradient at first
+    changed = [name for name, value in workflow.encoder.state_dict().items() if not torch.equal(value, before[name])]
+    assert any("camera" in name for name in changed)
+    assert any("speed" in name for name in changed)
+    experiment.close()
+
+
+@pytest.fixture
+def room():
+    """A world that shows a picture and a vector."""
+
+    class Room(gymnasium.Env):
+        observation_space = spaces.Dict(
+            {"camera": spaces.Box(0, 255, (16, 16, 3), np.uint8), "speed": spaces.Box(-1.0, 1.0, (2,), np.float32)}
+        )
+        action_space = spaces.Discrete(3)
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            return self._see(), {}
+
+        def step(self, action):
+            return self._see(), float(action), self.np_random.random() < 0.05, False, {}
+
+        def _see(self):
+            camera = self.np_random.integers(0, 256, (16, 16, 3), dtype=np.uint8)
+            return {"camera": camera, "speed": self.np_random.uniform(-1, 1, 2).astype(np.float32)}
+
+    gymnasium.register("TrapRoom-v0", Room, max_episode_steps=50)
+    yield "TrapRoom-v0"
+    del gymnasium.registry["TrapRoom-v0"]
