@@ -50,7 +50,7 @@ def test_warm_start_moves_on_by_one_step():
         return torch.zeros(latents.shape[:-1])
 
     plan(planner, torch.zeros(1, 1), mean=torch.tensor([[[0.1], [0.2], [0.3]]]), reward=reward)
-    assert [round(float(actions[0, 0, 0]), 4) for actions in seen] == [0.2, 0.3, 0.0]
+    assert [round(float(actions[0, 0, 0]), 4) for actions in seen[0]] == [0.2, 0.3, 0.0]  # of all steps at once
 
 
 def test_policy_sequences_compete_in_every_iteration():
