@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rl_lab.core.ranges import Unit
+from rl_lab.core.ranges import Count, Positive, Unit
 
 
 class PercentileScale(nn.Module):
@@ -35,3 +35,48 @@ class PercentileScale(nn.Module):
         low, high = torch.quantile(values.detach().float().flatten(), self.levels)
         spread = (high - low).clamp(min=1.0) if self.floor_first else high - low
         self.average.lerp_(spread, self.rate)
+
+
+class RunningNormalizer(nn.Module):
+    """Mean and deviation of vectors seen so far, kept in double precision; at most `max_count` of them weigh in.
+
+    Entries that vary by less than `epsilon` are only shifted.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, size: Count, max_count: Count = 1_000_000, epsilon: Positive = 1e-4) -> None:
+        super().__init__()
+        self.max_count, self.epsilon = max_count, epsilon
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("shift", torch.zeros(size))
+        self.register_buffer("scale", torch.ones(size))
+
+    @torch.no_grad()
+    def update(self, values: Tensor) -> None:
+        """Take vectors [..., size] into account (Chan et al. 1979)."""
+        rows = values.detach().double().reshape(-1, values.shape[-1])
+        own_variance, own_mean = torch.var_mean(rows, 0, correction=0)
+        total = self.count + len(rows)
+        share = len(rows) / total
+        apart = own_mean - self.mean
+        self.variance.lerp_(own_variance, share).add_(apart.square() * share * (1.0 - share))
+        self.mean.add_(apart * share)
+        self.count.copy_(total.clamp(max=float(self.max_count)))
+        deviation = self.variance.sqrt().float()
+        self.shift.copy_(self.mean)
+        self.scale.copy_(torch.where(deviation > self.epsilon, deviation, torch.ones_like(deviation)))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Return vectors with mean zero and deviation one."""
+        return (values - self.shift) / self.scale
+
+    def inverse(self, values: Tensor) -> Tensor:
+        """Return the vectors that `forward` would make these."""
+        return torch.addcmul(self.shift, values, self.scale)

@@ -59,11 +59,13 @@ class StackedMLP(nn.Module):
         rows = values.reshape(1, -1, values.shape[-1]).expand(count, -1, -1)
         return self.each(rows, frozen=frozen).reshape(count, *values.shape[:-1], -1)
 
-    def each(self, rows: Tensor, *, frozen: bool = False) -> Tensor:
-        """Map rows [M, B, inputs] of each member, or of the first few, to [M, B, outputs]."""
+    def each(self, rows: Tensor, *, frozen: bool = False, members: Tensor | None = None) -> Tensor:
+        """Map rows [M, B, inputs] of each member, or of the first few, or of `members`, to [M, B, outputs]."""
 
         def read(parameter: Tensor) -> Tensor:
             own = parameter.detach() if frozen else parameter
+            if members is not None:
+                return own.index_select(0, members)
             return own if len(rows) == self.num_members else own[: len(rows)]
 
         last = len(self._layers) - 1

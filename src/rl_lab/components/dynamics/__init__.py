@@ -1,0 +1,1 @@
+"""Dynamics: what follows an action, known or learned."""

@@ -1,0 +1,109 @@
+"""iCEM: the cross-entropy method with fewer samples (Pinneri et al. 2020): coloured noise, kept and shifted elites."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from rl_lab.components.planners.mppi import Plan
+from rl_lab.components.planners.slot import moved_on, returns_of
+from rl_lab.core import noise
+from rl_lab.core.ranges import Count, NonNegative, Positive, Range, Unit
+
+
+class ICEM:
+    """Samples sequences whose noise is correlated in time, and never forgets good ones.
+
+    A share of the elites joins the next round, and, moved on by a step, the next plan. The number of samples falls by
+    `decay` with every round; the mean joins the last one; the best sequence found is begun. Discrete actions are
+    relaxed: a vector stands for its largest entry.
+    """
+
+    def __init__(
+        self,
+        action: Count,
+        horizon: Annotated[int, Range(1, 1000)] = 15,
+        num_samples: Annotated[int, Range(4, 1_000_000)] = 40,
+        num_elites: Annotated[int, Range(1, 1_000_000)] = 10,
+        num_iterations: Annotated[int, Range(1, 1000)] = 3,
+        momentum: Unit = 0.1,
+        initial_std: Positive = 0.5,
+        min_std: Positive = 0.02,
+        noise_exponent: NonNegative = 2.0,
+        kept_share: Unit = 0.3,
+        decay: Annotated[float, Range(1, 100)] = 1.25,
+    ) -> None:
+        if 2 * num_elites > num_samples:
+            raise ValueError(f"num_elites is {num_elites}: it must be at most half of num_samples, {num_samples}")
+        self.action, self.horizon = action, horizon
+        self.num_samples, self.num_elites, self.num_iterations = num_samples, num_elites, num_iterations
+        self.momentum, self.initial_std, self.min_std = momentum, initial_std, min_std
+        self.noise_exponent, self.decay = noise_exponent, decay
+        self.num_kept = max(1, round(kept_share * num_elites)) if kept_share else 0
+
+    def initial_mean(self, num_envs: int, like: Tensor) -> Tensor:
+        """Return where a new episode starts from: the mean, then the kept sequences, one after another in time."""
+        steps = (1 + self.num_kept) * self.horizon
+        return torch.zeros(num_envs, steps, self.action, dtype=like.dtype, device=like.device)
+
+    @property
+    def sample_counts(self) -> list[int]:
+        """How many sequences each round draws."""
+        rounds = range(self.num_iterations)
+        return [max(int(self.num_samples * self.decay**-i), 2 * self.num_elites) for i in rounds]
+
+    @torch.no_grad()
+    def plan(
+        self,
+        latents: Tensor,
+        previous_mean: Tensor,
+        *,
+        explore: bool = False,
+        generator: torch.Generator | None = None,
+        policy: Any = None,
+        **model: Any,
+    ) -> Plan:
+        """Decide one action for each of the latents [E, Z]; exploring adds noise of the last deviation."""
+        before = previous_mean.unflatten(1, (1 + self.num_kept, self.horizon))  # [E, 1 + kept, H, A]
+        mean, kept = moved_on(before[:, 0]), moved_on(before[:, 1:].transpose(1, 2))  # [E, H, A], [E, H, kept, A]
+        std = torch.full_like(mean, self.initial_std)
+        for i, count in enumerate(self.sample_counts):
+            draws = self.coloured((len(latents), count, self.action), latents, generator)  # [E, H, N, A]
+            drawn = (mean.unsqueeze(2) + std.unsqueeze(2) * draws).clamp(-1.0, 1.0)
+            last = i == self.num_iterations - 1
+            actions = torch.cat([kept, drawn, *([mean.unsqueeze(2)] if last else [])], 2)
+            elite_returns, elites = returns_of(latents, actions, **model).topk(self.num_elites, 1)
+            index = elites[:, None, :, None].expand(-1, self.horizon, -1, self.action)
+            elite_actions = actions.gather(2, index)  # [E, H, K, A], the best first
+            kept = elite_actions[:, :, : self.num_kept]
+            mean = torch.lerp(elite_actions.mean(2), mean, self.momentum)
+            std = torch.lerp(elite_actions.std(2, correction=0), std, self.momentum).clamp(min=self.min_std)
+        chosen = elite_actions[:, 0, 0]
+        if explore:
+            chosen = (chosen + std[:, 0] * noise.normal(tuple(chosen.shape), latents, generator)).clamp(-1.0, 1.0)
+        following = torch.cat([mean.unsqueeze(1), kept.transpose(1, 2)], 1).flatten(1, 2)
+        following[:, 0] = elite_actions[:, 0, 0]  # what is done, so that it can be learned from
+        return Plan(chosen, following, std, elite_returns)
+
+    def coloured(self, shape: tuple[int, int, int], like: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw [E, H, N, A] of deviation one whose power falls with the frequency to `noise_exponent` (Timmer 1995)."""
+        num_envs, count, action = shape
+        if self.horizon == 1:
+            return noise.normal((num_envs, 1, count, action), like, generator)
+        frequencies = torch.fft.rfftfreq(self.horizon, device=like.device, dtype=like.dtype)
+        scale = frequencies.clamp(min=1.0 / self.horizon) ** (-0.5 * self.noise_exponent)
+        parts = noise.normal((2, num_envs, count, action, len(frequencies)), like, generator) * scale
+        real, imaginary = parts[0], parts[1].clone()
+        imaginary[..., 0] = 0.0  # the mean of a real signal has no phase
+        root_two = 2**0.5
+        weights = scale.clone()
+        real[..., 0] *= root_two
+        if self.horizon % 2 == 0:
+            imaginary[..., -1] = 0.0
+            real[..., -1] *= root_two
+            weights[-1] *= 0.5**0.5
+        deviation = 2.0 * (weights[1:].square().sum() + 0.5 * weights[0].square()).sqrt() / self.horizon
+        signal = torch.fft.irfft(torch.complex(real, imaginary), n=self.horizon) / deviation  # [E, N, A, H]
+        return signal.permute(0, 3, 1, 2)
