@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl_lab.data.parcel import Post
+
 Column = Any  # np.ndarray or Tensor, [num_rows, ...]
 Rows = Any  # flat row numbers, int64: np.ndarray or Tensor
 BFLOAT16 = np.dtype([("bfloat16", np.int16)])  # NumPy has no such type: the bits, under its name
-_ALIGNMENT = 16  # bytes
-_MAX_PINNED = 64 * 2**20
 
 
 class Storage(Protocol):
@@ -137,8 +136,8 @@ class DeviceStorage:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._waiting: list[tuple[Tensor, NDArray[np.int64], Tensor | float]] = []
+        self.device, self._post = device, Post(device)
+        self._waiting: list[tuple[Tensor, NDArray[np.int64], NDArray[Any] | float]] = []
 
     def index(self, rows: Rows) -> Tensor:
         """Bring row numbers to the device."""
@@ -157,8 +156,9 @@ class DeviceStorage:
         keep: NDArray[np.bool_] | None = None,
     ) -> None:
         """Write distinct rows."""
-        values = _checked(name, values.detach(), column).cpu()
-        self._waiting.append((column, rows, values if keep is None else values[torch.from_numpy(keep)]))
+        _check(name, values, column)
+        array = _bits(_as_array(values)).reshape(-1, *column.shape[1:])
+        self._waiting.append((column, rows, array if keep is None else array[keep]))
 
     def fill(self, column: Tensor, rows: NDArray[np.int64], value: float) -> None:
         """Write one value to whole rows."""
@@ -169,14 +169,15 @@ class DeviceStorage:
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return
-        parts: dict[int, Tensor] = {}  # by identity: columns share their row numbers
-        for _, rows, values in waiting:
-            parts[id(rows)] = torch.from_numpy(rows)
-            if isinstance(values, Tensor):
-                parts[id(values)] = values
-        sent = dict(zip(parts, _sent_together(list(parts.values()), self.device), strict=True))
+        arrays: dict[int, NDArray[Any]] = {}  # by identity: columns share their row numbers
+        kinds: dict[int, torch.dtype] = {}
         for column, rows, values in waiting:
-            if isinstance(values, Tensor):
+            arrays[id(rows)], kinds[id(rows)] = rows, torch.int64
+            if isinstance(values, np.ndarray):
+                arrays[id(values)], kinds[id(values)] = values, column.dtype
+        sent = dict(zip(arrays, self._post.send(list(arrays.values()), list(kinds.values())), strict=True))
+        for column, rows, values in waiting:
+            if isinstance(values, np.ndarray):
                 column.index_copy_(0, sent[id(rows)], sent[id(values)])
             else:
                 column.index_fill_(0, sent[id(rows)], values)
@@ -201,23 +202,6 @@ class DeviceStorage:
         return column[:num_rows].to("cpu", copy=True)
 
 
-def _sent_together(tensors: list[Tensor], device: torch.device) -> list[Tensor]:
-    """Copy several tensors to a device as one."""
-    ends = list(itertools.accumulate(-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors))
-    starts, size = [0, *ends[:-1]], ends[-1]
-
-    def views(whole: Tensor) -> list[Tensor]:
-        return [
-            whole[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            for start, tensor in zip(starts, tensors, strict=True)
-        ]
-
-    staged = torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda" and size <= _MAX_PINNED)
-    for view, tensor in zip(views(staged), tensors, strict=True):
-        view.copy_(tensor)
-    return views(staged.to(device, non_blocking=True))
-
-
 def _as_array(values: Tensor) -> NDArray[Any]:
     """Return a tensor as an array, of bfloat16 the bits."""
     if values.dtype == torch.bfloat16:
@@ -237,14 +221,19 @@ def last_of_equal(rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _checked(name: str, values: Any, column: Any) -> Any:
-    """Return values as [-1, *row shape]; refuse what a write would silently cast or broadcast."""
+    """Return values as [-1, *row shape]."""
+    _check(name, values, column)
+    return values.reshape(-1, *column.shape[1:])
+
+
+def _check(name: str, values: Any, column: Any) -> None:
+    """Refuse what a write would silently cast or broadcast."""
     row_shape = column.shape[1:]
     if values.dtype != column.dtype or values.shape[values.ndim - len(row_shape) :] != row_shape:
         raise ValueError(
             f"column '{name}' of {_type_name(column)} rows {tuple(row_shape)} cannot take values "
             f"of {_type_name(values)} with shape {tuple(values.shape)}"
         )
-    return values.reshape(-1, *row_shape)
 
 
 def _type_name(values: Any) -> str:
