@@ -90,7 +90,9 @@ def toy(name: str, cycles: int = 3) -> DictConfig:
         if "latent" in node:
             node.latent = 16
         if "planners" in str(node.get("_target_")):
-            node.update(num_samples=32, num_elites=4, num_iterations=1)
+            small = {"num_samples": 32, "num_elites": 4, "num_iterations": 1, "num_simulations": 4}
+            known = inspect.signature(resolve_target({"_target_": node._target_}, "planner")).parameters
+            node.update({key: value for key, value in small.items() if key in known})
         if "min_size" in node:
             node.min_size, node.capacity, node.batch_size = 4, 64, 4
     return config
@@ -115,7 +117,8 @@ def test_experiment_composes_resolves_validates_and_binds(name):
     assert config.experiment.name.partition("_")[0] == name.partition("_")[0]
     assert "???" not in yaml.safe_dump(resolve(filled))
     found = list(nodes(resolve(filled)))
-    assert len(found) >= 4  # a workflow, a network, an optimiser, a buffer
+    # a workflow, a network, an optimiser, a buffer; where nothing is learned: a workflow, a model, a planner
+    assert len(found) >= (4 if resolve_target(config.workflow, "workflow").hooks() else 3)
     for node in found:
         target = resolve_target(node, "node")
         arguments = {key: value for key, value in node.items() if not key.startswith("_")}
@@ -144,8 +147,11 @@ def test_experiment_runs_three_cycles(name, elsewhere):
     assert summary["finished"]
     online = [phase for phase in parse_config(fill_dims(toy(name))).phases() if phase.type == "online"]
     assert summary["agent_steps"] == 3 * 8 * 2 * len(online)
-    assert summary["updates"] > 0
     assert len(summary["last_evaluation"]["returns"]) == 2
+    if not resolve_target(parse_config(fill_dims(toy(name))).workflow, "workflow").hooks():
+        assert summary["updates"] == 0  # nothing is learned
+        return
+    assert summary["updates"] > 0
     metrics = [json.loads(line) for line in (elsewhere / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [record["value"] for record in metrics if record["key"].endswith("loss")]
     assert losses
@@ -162,7 +168,8 @@ def test_off_policy_experiments_update_by_ratio(name):
     """So that the number of environments does not silently change the algorithm."""
     config = parse_config(fill_dims(load_experiment(name)))
     phases = config.phases()
-    if not resolve_target(config.workflow, "workflow").on_policy:
+    workflow = resolve_target(config.workflow, "workflow")
+    if workflow.hooks() and not workflow.on_policy:
         updates = [hook for phase in phases if phase.type == "online" for hook in phase.hooks if hook.is_update]
         assert updates
         assert all(hook.ratio is not None for hook in updates)
@@ -193,7 +200,7 @@ def test_every_group_file_can_be_built(path):
 
         given = {"num_envs": 2, "generator": default_rng(0), "device": "cpu"}
         built = instantiate(plain, "node", given=given)
-        assert isinstance(built, torch.nn.Module) or hasattr(built, "gather")
+        assert isinstance(built, torch.nn.Module) or any(hasattr(built, verb) for verb in ("gather", "plan", "step"))
 
 
 @pytest.mark.parametrize(
