@@ -399,3 +399,23 @@ def test_the_watch_for_synchronisation_sees_one():
         optimizer.step(losses)
     with NoHostSynchronisation(), pytest.raises(AssertionError, match="synchronises"):
         torch.ones(()).item()
+
+
+def test_moments_of_any_memory_layout_go_on_where_they_were():
+    runs = []
+    for stop in (None, 2):
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.randn(4, 3, 2, 2).to(memory_format=torch.channels_last))
+        optimizer = Optimizer([weight], partial(torch.optim.Adam, lr=0.1))
+        for step in range(4):
+            if step == stop:
+                saved = optimizer.get_state()
+                saved["optimizer"]["state"] = {  # as a file gives it back
+                    key: {name: value.contiguous() for name, value in entry.items()}
+                    for key, entry in saved["optimizer"]["state"].items()
+                }
+                optimizer = Optimizer([weight], partial(torch.optim.Adam, lr=0.1))
+                optimizer.set_state(saved)
+            optimizer.step({"x": (weight * torch.arange(48.0).view(4, 3, 2, 2).sin()).square().sum()})
+        runs.append(weight.data.clone())
+    assert torch.equal(*runs)

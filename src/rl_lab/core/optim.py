@@ -109,8 +109,17 @@ class Optimizer:
         """Restore moments and flag."""
         self._check_fits(state["optimizer"])
         self.torch_optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch would share its tensors
+        self._match_layout()
         self.nonfinite.copy_(state["nonfinite"])
         self._prepare_groups(scaled=True)
+
+    def _match_layout(self) -> None:
+        """Lay moments out in memory like their parameters (channels last, say): fused kernels take that for granted."""
+        for parameter, entry in self.torch_optimizer.state.items():
+            for name, value in entry.items():
+                whole = isinstance(value, Tensor) and value.shape == parameter.shape
+                if whole and value.stride() != parameter.stride():
+                    entry[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
     def _check_fits(self, saved: Mapping[str, Any]) -> None:
         """Refuse moments of another shape: torch does not look, and its fused kernels would write beyond their end."""
