@@ -89,6 +89,11 @@ def toy(name: str, cycles: int = 3) -> DictConfig:
                 node[key] = [16] * len(node[key])
         if "latent" in node:
             node.latent = 16
+        if "deter" in node and "features" in node:
+            sizes = {"deter": 16, "units": 8, "head_units": 8, "depth": 4, "stoch": 8, "variables": 2, "classes": 4}
+            node.update({key: value for key, value in sizes.items() if key in node})
+        if node.get("mode") == "running":
+            node.window = 5
         if "planners" in str(node.get("_target_")):
             small = {"num_samples": 32, "num_elites": 4, "num_iterations": 1, "num_simulations": 4}
             known = inspect.signature(resolve_target({"_target_": node._target_}, "planner")).parameters

@@ -49,6 +49,22 @@ _CONTINUOUS = (
     *_REPLAY,
     *_OFTEN,
 )
+_DREAMER = (
+    "_dims.deter=16",
+    "_dims.units=8",
+    "_dims.variables=2",
+    "_dims.classes=4",
+    "_dims.stoch=8",
+    "environment.num_envs=2",
+    "environment.max_episode_steps=30",
+    "workflow.horizon=3",
+    "buffer.capacity=120",
+    "buffer.min_size=32",
+    "buffer.batch_size=4",
+    "buffer.window=9",
+    "training.total_timesteps=200",
+    *_OFTEN,
+)
 
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "dqn": ("dqn_cartpole", "training.total_timesteps=320", "training.phases.0.workflow_hooks.0.collect=8", *_DQN),
@@ -67,6 +83,15 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "recurrent_on_disk": ("recurrent", "buffers.replay.storage=disk", "+buffers.sequences.online=true", *_TOY),
     "stepping": ("stepping", *_TOY),
     "tdmpc2": ("tdmpc2_swingup", *_TDMPC),
+    "dreamer": ("dreamer_cartpole", "training.phases.0.workflow_hooks.0.collect=8", *_DREAMER),
+    "dreamer_pixels": (
+        "dreamerv1_gridworld",
+        "_dims.depth=4",
+        "_dims.head_units=8",
+        "training.phases.0.duration_steps=40",
+        "training.phases.0.workflow_hooks.0.collect=10",
+        *(word for word in _DREAMER if "variables" not in word and "classes" not in word),
+    ),
     "tdmpc2_pixels": (
         "tdmpc2_pixels",
         "components.encoder.channels=[4,4,4,4]",

@@ -5,7 +5,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from rl_lab.build import build_parts
 from rl_lab.components import world_model
+from rl_lab.composition import compose, parse_config
 from rl_lab.core import noise
 from rl_lab.core.batch import Batch
 from rl_lab.core.phase import Hook, Phase
@@ -13,6 +15,7 @@ from rl_lab.core.seeding import SeedTree
 from rl_lab.data.collector import RolloutCollector
 from rl_lab.data.pipeline import arrivals
 from rl_lab.data.sources import ReplaySource
+from rl_lab.environment import fill_dims
 from rl_lab.envs.make import make_env
 from rl_lab.envs.world import World
 from rl_lab.orchestration.loop import training_loop
@@ -114,7 +117,7 @@ def test_dreamer_solves_probe(paper, probe, continuous):
     environment = make_env(f"probe/{probe}", NUM_ENVS, kwargs={"continuous": continuous})
     collector = RolloutCollector(environment, seeds, initial_state=workflow.initial_state(NUM_ENVS))
     source = replay(seeds, window=7, batch_size=32)
-    num_updates = {"action": 200, "both": 300}.get(probe, 120)
+    num_updates = {"action": 300, "both": 300}.get(probe, 120)
     collect, buffer = Hook("collect", 8), {"buffer": "data", "duration_steps": 8 * num_updates}
     model, joint = Hook("update_world_model", ratio=0.125), Hook("update_agent", ratio=0.125)
     run(
@@ -393,3 +396,31 @@ def test_half_precision_computes_nearly_the_same():
         results.append((losses["reconstruction"].item(), float(metrics["grad_norm"])))
         assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in workflow.rssm.parameters())
     assert results[0] == pytest.approx(results[1], rel=0.1)
+
+
+def num_parameters(*overrides, **dims):
+    """Count the parameters of a model without making them."""
+    composed = compose(["experiment=ppo_cartpole", "workflow=dreamer", *overrides])
+    if dims:
+        composed._dims.update(dims)
+    config = parse_config(composed if dims else fill_dims(composed))
+    with torch.device("meta"):
+        parts = [build_parts(config, section, SeedTree(0), "meta", ()) for section in ("components", "controllers")]
+    modules = [part for built in parts for part in built.values() if isinstance(part, torch.nn.Module)]
+    return sum(parameter.numel() for module in modules for parameter in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "millions"),
+    [("1m", 0.7), ("", 10.5), ("25m", 23.5), ("50m", 41.6), ("100m", 93.5), ("200m", 165.9)],
+)
+def test_sizes_are_near_their_names(name, millions):
+    model = f"model=dreamerv3_{name}" if name else "model=dreamerv3"
+    count = num_parameters(model, "environment=gridworld", "environment.resize=[64,64]") / 1e6
+    assert count == pytest.approx(millions, rel=0.02)
+    assert 0.65 < count / float(name.removesuffix("m") or 12) < 1.01
+
+
+def test_the_smallest_model_has_as_many_parameters_as_the_author_reports_for_walker():
+    policy = "controllers.actor.policy._target_=rl_lab.components.policies.BoundedNormal"
+    assert num_parameters("model=dreamerv3_1m", policy, observation=24, action=6) == 640_867

@@ -66,10 +66,10 @@ class SymexpTwoHot(nn.Module):
         self.register_buffer("bins", torch.cat([half, -half[:-1].flip(0)]), persistent=False)  # exactly symmetric
 
     def mean(self, logits: Tensor) -> Tensor:
-        """Return the expected value; bins are added in pairs, so that equal chances give exactly zero."""
-        terms = logits.float().softmax(-1) * self.bins
+        """Return the expected value; bins count in pairs of opposite sign, so that equal chances give exactly zero."""
+        probs = logits.float().softmax(-1)
         center = self.num_parameters // 2
-        return terms[..., center] + (terms[..., :center].flip(-1) + terms[..., center + 1 :]).sum(-1)
+        return ((probs[..., center + 1 :] - probs[..., :center].flip(-1)) * self.bins[center + 1 :]).sum(-1)
 
     def loss(self, logits: Tensor, values: Tensor) -> Tensor:
         """Return the cross-entropy with the two-hot code, per entry; values beyond the last bin are that bin."""

@@ -26,7 +26,7 @@ class GRU(nn.Module):
         update_bias: float = -1.0,
     ) -> None:
         super().__init__()
-        self.deter, self.action, self.update_bias = deter, action, update_bias
+        self.deter, self.stoch, self.action, self.update_bias = deter, stoch, action, update_bias
         self.dense = Dense(stoch + action, units, activation=activation, norm="none", num_ahead=action)
         self.gates = Linear(units + deter, 3 * deter, bias=norm == "none", initialization="glorot")
         self.norm = Norm(3 * deter, norm)
@@ -56,7 +56,7 @@ class BlockGRU(nn.Module):
         norm: Normalization = "rms",
     ) -> None:
         super().__init__()
-        self.deter, self.action, self.num_blocks = deter, action, num_blocks
+        self.deter, self.stoch, self.action, self.num_blocks = deter, stoch, action, num_blocks
         self.from_deter = Dense(deter, units, activation=activation, norm=norm)
         self.from_stoch = Dense(stoch, units, activation=activation, norm=norm)
         self.from_action = Dense(action, units, activation=activation, norm=norm)

@@ -173,7 +173,7 @@ def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.
     initialize(convolution.weight, inputs * kernel**2, outputs * kernel**2, kind)
     assert convolution.bias is not None
     nn.init.zeros_(convolution.bias)
-    return convolution.to(memory_format=torch.channels_last)
+    return convolution
 
 
 def _over_channels(norm: Norm, values: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rl_lab.components.layers import Activation, Dense, Linear, Normalization, ScanLayer, Stack, Tape, Tapes
 from rl_lab.components.representation.variables import from_half_bits, half_bits
 from rl_lab.core.batch import Tree
+from rl_lab.core.errors import UserError
 from rl_lab.core.ranges import Count
 
 State = dict[str, Tensor]  # "deter" [..., D] and "stoch" [..., S]
@@ -44,6 +45,13 @@ class RSSM(nn.Module):
         norm: Normalization = "rms",
     ) -> None:
         super().__init__()
+        if cell.stoch != variable.size:
+            raise UserError(
+                f"the variables are {variable.size} numbers together, but the cell takes {cell.stoch}",
+                key="cell.stoch",
+                value=cell.stoch,
+                remedy=f"set _dims.stoch={variable.size}, or change the number of variables or classes",
+            )
         self.encoder, self.cell, self.variable = encoder, cell, variable
         deter, num_embedded = cell.deter, encoder.outputs
         self.posterior = Dense(deter + num_embedded, units, activation=activation, norm=norm, num_ahead=num_embedded)
