@@ -24,14 +24,13 @@ ACTIVATIONS = {"silu": F.silu, "elu": F.elu, "relu": F.relu, "tanh": torch.tanh,
 _EPSILON = {"rms": 1e-4, "layer": 1e-3}
 
 
-def initialize(weight: Tensor, fan_in: int, fan_out: int, kind: Initialization, scale: float = 1.0) -> None:
+def initialize(weight: Tensor, fan_in: int, kind: Initialization, scale: float = 1.0) -> None:
     """Fill a weight: a normal distribution cut at two sigma of variance 1 / fan_in, or Glorot's uniform one."""
     if kind == "truncated":
         spread = 1.1368 * fan_in**-0.5  # cutting the tails shrinks the variance: this makes it up
         nn.init.trunc_normal_(weight, std=spread, a=-2.0 * spread, b=2.0 * spread)
     else:
-        bound = (6.0 / (fan_in + fan_out)) ** 0.5
-        nn.init.uniform_(weight, -bound, bound)
+        nn.init.xavier_uniform_(weight)
     with torch.no_grad():
         weight.mul_(scale)
 
@@ -81,7 +80,7 @@ class Linear(ScanLayer):
         self.inputs, self.outputs, self.num_scanned = inputs, outputs, inputs - num_ahead
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
-        initialize(self.weight, inputs, outputs, initialization, scale)
+        initialize(self.weight, inputs, initialization, scale)
 
     def project(self, ahead: Tensor) -> Tensor:
         """Map the inputs that are known ahead."""
@@ -117,7 +116,7 @@ class BlockLinear(ScanLayer):
         self.inputs, self.outputs, self.num_blocks = inputs, outputs, num_blocks
         self.weight = nn.Parameter(torch.empty(num_blocks, inputs // num_blocks, outputs // num_blocks))
         self.bias = nn.Parameter(torch.zeros(outputs))
-        initialize(self.weight, inputs, outputs, initialization)
+        initialize(self.weight, inputs, initialization)
 
     def forward(self, values: Tensor, tape: Tape | None = None) -> Tensor:
         """Map [..., inputs] to [..., outputs]."""

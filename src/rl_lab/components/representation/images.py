@@ -152,9 +152,7 @@ class StridedDecoder(nn.Module):
             for a, b, kernel in zip([first, *widths], [*widths, outputs[0]], kernels, strict=True)
         )
         for convolution in self.convolutions:
-            area = convolution.weight[0, 0].numel()
-            fans = convolution.weight.shape[0] * area, convolution.weight.shape[1] * area
-            initialize(convolution.weight, *fans, "glorot")
+            nn.init.xavier_uniform_(convolution.weight)
             nn.init.zeros_(convolution.bias)
         self._activation = ACTIVATIONS[activation]
 
@@ -169,8 +167,7 @@ class StridedDecoder(nn.Module):
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     """Return a convolution: of stride one it keeps the size, of stride two it has no padding."""
     convolution = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding="same" if stride == 1 else 0)
-    kind = "truncated" if stride == 1 else "glorot"
-    initialize(convolution.weight, inputs * kernel**2, outputs * kernel**2, kind)
+    initialize(convolution.weight, inputs * kernel**2, "truncated" if stride == 1 else "glorot")
     assert convolution.bias is not None
     nn.init.zeros_(convolution.bias)
     return convolution

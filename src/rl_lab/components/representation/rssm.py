@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.components.layers import Activation, Dense, Linear, Normalization, ScanLayer, Stack, Tape, Tapes
-from rl_lab.components.representation.variables import from_half_bits, half_bits
 from rl_lab.core.batch import Tree
 from rl_lab.core.errors import UserError
 from rl_lab.core.ranges import Count
@@ -148,8 +147,8 @@ class RSSM(nn.Module):
 
     def pack(self, state: Mapping[str, Tensor]) -> State:
         """Return a state as replay stores it."""
-        return {"deter": half_bits(state["deter"]), "stoch": self.variable.pack(state["stoch"])}
+        return {"deter": state["deter"].to(torch.bfloat16), "stoch": self.variable.pack(state["stoch"])}
 
     def unpack(self, stored: Mapping[str, Tensor]) -> State:
         """Return a state that replay stored."""
-        return {"deter": from_half_bits(stored["deter"]), "stoch": self.variable.unpack(stored["stoch"])}
+        return {"deter": stored["deter"].float(), "stoch": self.variable.unpack(stored["stoch"])}

@@ -46,11 +46,11 @@ class Gaussians:
 
     def pack(self, samples: Tensor) -> Tensor:
         """Return samples as they are stored."""
-        return half_bits(samples)
+        return samples.to(torch.bfloat16)
 
     def unpack(self, stored: Tensor) -> Tensor:
         """Return stored samples."""
-        return from_half_bits(stored)
+        return stored.float()
 
     def _moments(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         mean, raw = parameters.float().chunk(2, -1)
@@ -124,12 +124,3 @@ def one_hot(index: Tensor, num_classes: int) -> Tensor:
     """Return the codes [..., num_classes] of indices [...]; unlike torch's it never asks the host."""
     return torch.zeros(*index.shape, num_classes, device=index.device).scatter_(-1, index.unsqueeze(-1), 1.0)
 
-
-def half_bits(values: Tensor) -> Tensor:
-    """Return the bits of values in bfloat16 as int16: NumPy, which may store them, has no such type."""
-    return values.to(torch.bfloat16).view(torch.int16)
-
-
-def from_half_bits(bits: Tensor) -> Tensor:
-    """Return the values of such bits."""
-    return bits.view(torch.bfloat16).float()
