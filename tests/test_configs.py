@@ -199,11 +199,14 @@ def test_every_group_file_can_be_built(path):
     elif path.startswith("workflow/"):
         assert issubclass(resolve_target(plain, "workflow"), rl_lab.Workflow)
     else:
-        from numpy.random import default_rng
+        import numpy as np
 
         from rl_lab.instantiate import instantiate
 
-        given = {"num_envs": 2, "generator": default_rng(0), "device": "cpu"}
+        if "files" in plain:
+            plain["files"] = "steps.npz"
+            np.savez("steps.npz", **{name: np.zeros(3) for name in ("observations", "actions", "rewards", "dones")})
+        given = {"num_envs": 2, "generator": np.random.default_rng(0), "device": "cpu"}
         built = instantiate(plain, "node", given=given)
         assert isinstance(built, torch.nn.Module) or any(hasattr(built, verb) for verb in ("gather", "plan", "step"))
 

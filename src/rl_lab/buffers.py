@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rl_lab.config import RunConfig
-from rl_lab.core.errors import UserError
+from rl_lab.core.errors import RunError, UserError
 from rl_lab.core.seeding import SeedTree
+from rl_lab.data.offline import SavedReplay
 from rl_lab.data.sources import ReplaySource, Source
 from rl_lab.instantiate import instantiate
+from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointError, CheckpointManager
 from rl_lab.parsing import parse
 
 
@@ -40,6 +44,9 @@ def build_sources(
         if isinstance(node, Mapping) and "shares" in node:
             given["ring"] = _shared_ring(node["shares"], f"{key}.shares", sources)
             node = {argument: value for argument, value in node.items() if argument != "shares"}
+        if isinstance(node, Mapping) and "run" in node:
+            given["saved"] = _saved_replay(node["run"], node.get("run_buffer"), key)
+            node = {argument: value for argument, value in node.items() if argument not in ("run", "run_buffer")}
         if isinstance(node, Mapping) and "folder" not in node:
             given["folder"] = str(folder)
         sources[name] = instantiate(node, key, given=given, allow=allow, kind=Source)
@@ -57,3 +64,39 @@ def _shared_ring(shares: Any, key: str, sources: Mapping[str, Source]) -> Any:
             remedy="declare the buffer that owns the ring first",
         )
     return rings[shares]
+
+
+def _saved_replay(run: Any, buffer: Any, key: str) -> SavedReplay:
+    """Read the replay of a run, or of one of its checkpoints; nothing of the run is touched."""
+    folder = Path(parse(str, run, f"{key}.run"))
+    checkpoint = _newest_checkpoint(folder, f"{key}.run")
+    rings = {name: state["ring"] for name, state in checkpoint.state["sources"].items() if "ring" in state}
+    if buffer is None and len(rings) == 1:
+        buffer = next(iter(rings))
+    if buffer not in rings:
+        raise UserError(
+            "this run has no replay of this name" if buffer else "this run has several replays, or none",
+            key=f"{key}.run_buffer",
+            value=buffer,
+            valid=rings,
+            remedy="name one of them",
+        )
+    digest = hashlib.sha256(json.dumps([checkpoint.manifest["files"], checkpoint.manifest["segments"]]).encode())
+    return SavedReplay(rings[buffer], checkpoint.histories.get(buffer, {}), digest.hexdigest())
+
+
+def _newest_checkpoint(folder: Path, key: str) -> Checkpoint:
+    single = folder.parent.name == "checkpoints"
+    manager = CheckpointManager(folder.parent.parent if single else folder)
+    damage = "it has no checkpoint"
+    for path in [folder] if single else reversed(manager.numbered()):
+        try:
+            return manager.load(path, sections=("sources",), replay=True)
+        except (CheckpointError, RunError) as error:
+            damage = f"checkpoint {path.name}: {error}"
+    raise UserError(
+        f"the replay of this run cannot be read: {damage}",
+        key=key,
+        value=str(folder),
+        remedy="name the folder of a run, or one below its checkpoints/",
+    )

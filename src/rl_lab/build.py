@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from rl_lab.buffers import build_sources
-from rl_lab.checks import check_hooks, check_parts, check_phase, optimizer_field
+from rl_lab.checks import check_data_sets, check_hooks, check_parts, check_phase, optimizer_field
 from rl_lab.composition import parse_config, resolve
 from rl_lab.config import RunConfig
 from rl_lab.core.batch import Tree, tree_map
@@ -70,6 +70,7 @@ def build_experiment(
         environments = build_environments(config.environment, num_envs, allow, render=render)
         opened.callback(environments.close)
         collector = RolloutCollector(environments, seeds, device=device, initial_state=workflow.initial_state(num_envs))
+        check_data_sets(sources, environments, collector.observations)
         counters = Counters()
         evaluator = build_evaluator(config, workflow, seeds, device, counters, allow, render)
         opened.callback(evaluator.collector.environments.close)

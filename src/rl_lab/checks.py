@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 from rl_lab.config import RunConfig
+from rl_lab.core.batch import Tree, tree_map
 from rl_lab.core.errors import UserError
 from rl_lab.core.phase import Phase
 from rl_lab.core.workflow import Workflow, declared_fields
-from rl_lab.data.sources import StreamSource
+from rl_lab.data.offline import OfflineSource
+from rl_lab.data.sources import Source, StreamSource
 
 MAX_COLLECTED = 10**8  # decisions in one collection, which is held in memory as a whole
 
@@ -89,6 +91,15 @@ def check_phase(phase: Phase, index: int, sources: Mapping[str, Any], num_envs: 
                 remedy="declare it under buffers; a single `/buffer: x` is named 'replay'",
             )
     for i, hook in enumerate(phase.hooks):
+        taking = hook.source or phase.buffer
+        if hook.name == "collect" and taking is not None and isinstance(sources[taking], OfflineSource):
+            raise UserError(
+                "a data set takes nothing in",
+                key=f"{key}.workflow_hooks[{i}]",
+                value=hook.name,
+                remedy="make this an offline phase, or collect into another buffer",
+            )
+    for i, hook in enumerate(phase.hooks):
         if hook.name == "collect" and hook.times * num_envs > MAX_COLLECTED:
             raise UserError(
                 f"one collection may have at most {MAX_COLLECTED:,} decisions, not {hook.times * num_envs:,}",
@@ -97,6 +108,29 @@ def check_phase(phase: Phase, index: int, sources: Mapping[str, Any], num_envs: 
                 remedy="collect less per cycle; the phase's duration says how often",
             )
     return phase
+
+
+def check_data_sets(sources: Mapping[str, Source], environments: Any, observations: Tree) -> None:
+    """Refuse a data set whose observations or actions are not those of the environment."""
+    space = environments.single_action_space
+    expected = {
+        "observations": tree_map(lambda leaf: _row(leaf.shape[1:], leaf.dtype), observations),
+        "actions": _row((), "int64") if hasattr(space, "n") else _row(space.shape, "float32"),
+    }
+    for name, source in sources.items():
+        for column in expected if isinstance(source, OfflineSource) else ():
+            found = tree_map(lambda leaf: _row(leaf.shape[1:], leaf.dtype), source.ring.columns[column])
+            if found != expected[column]:
+                raise UserError(
+                    f"the {column} of the data set are {found}, those of the environment {expected[column]}",
+                    key=f"buffers.{name}",
+                    value=column,
+                    remedy="take the environment that the data come from",
+                )
+
+
+def _row(shape: Sequence[int], kind: Any) -> str:
+    return f"{str(kind).removeprefix('torch.')} {list(shape)}"
 
 
 def check_hooks(phase: Phase, index: int, workflow: Workflow, sources: Mapping[str, Any]) -> None:

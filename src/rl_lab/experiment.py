@@ -16,7 +16,7 @@ from rl_lab.core.optim import Optimizer
 from rl_lab.core.seeding import SeedTree
 from rl_lab.core.workflow import Workflow
 from rl_lab.data.collector import RolloutCollector
-from rl_lab.data.sources import Source
+from rl_lab.data.sources import ReplaySource, Source
 from rl_lab.envs.pool import WorkerPool
 from rl_lab.orchestration.checkpoint import CheckpointManager
 from rl_lab.orchestration.dashboard import Dashboard
@@ -104,8 +104,10 @@ class Experiment:
         observation = sum(leaf.nbytes for leaf in tree_leaves(self.collector.observations)) // self.collector.num_envs
         hooks = [hook for phase in self.scheduler.phases for hook in phase.hooks if hook.name == "collect"]
         rollout = max((hook.times for hook in hooks), default=0) * self.collector.num_envs
-        rows = sum(source.ring.size for source in self.sources.values() if source.history is not None)
-        return 64 * 2**20 + 16 * weights + (2 * rollout + rows) * 2 * (observation + 4096)
+        rings = {id(source.ring): source.ring for source in self.sources.values() if isinstance(source, ReplaySource)}
+        rows = sum(ring.size for ring in rings.values())
+        latents = sum(leaf.nbytes for leaf in tree_leaves(self.collector.state)) // self.collector.num_envs
+        return 64 * 2**20 + 16 * weights + (2 * rollout + rows) * 2 * (observation + latents + 4096)
 
     def close(self) -> None:
         """Close the environments."""

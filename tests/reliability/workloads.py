@@ -23,7 +23,7 @@ _PPO = (
     *_OFTEN,
 )
 _SHORT_ROLLOUTS = "training.phases.0.workflow_hooks.0.collect=9"
-_TOY = ("--allow=tests", *_OFTEN)
+TOY = ("--allow=tests", *_OFTEN)
 _TDMPC = (
     "_dims.latent=8",
     "algorithm.encoder_hidden=[8]",
@@ -79,9 +79,9 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "ppo_discrete": ("ppo_cartpole", "training.total_timesteps=300", _SHORT_ROLLOUTS, *_PPO),
     "ppo_continuous": ("ppo_pendulum", "training.total_timesteps=300", _SHORT_ROLLOUTS, *_PPO),
     "curriculum": ("curriculum", *_DQN),
-    "recurrent": ("recurrent", *_TOY),
-    "recurrent_on_disk": ("recurrent", "buffers.replay.storage=disk", "+buffers.sequences.online=true", *_TOY),
-    "stepping": ("stepping", *_TOY),
+    "recurrent": ("recurrent", *TOY),
+    "recurrent_on_disk": ("recurrent", "buffers.replay.storage=disk", "+buffers.sequences.online=true", *TOY),
+    "stepping": ("stepping", *TOY),
     "tdmpc2": ("tdmpc2_swingup", *_TDMPC),
     "dreamer": ("dreamer_cartpole", "training.phases.0.workflow_hooks.0.collect=8", *_DREAMER),
     "dreamer_pixels": (

@@ -26,6 +26,7 @@ _ENDS = ("terminated", "truncated")
 _FLAGS = ("is_first", "is_last")
 _DECISION = ("actions", "rewards", *_ENDS)
 _FIXED = ("observations", *_DECISION, *_FLAGS)
+HISTORY = ("steps", "last", *_FIXED)  # what is read and saved of a row whatever the algorithm adds
 _CPU = torch.device("cpu")
 _LATEST = itemgetter(-1)
 
@@ -266,8 +267,7 @@ class Ring:
             "opened": self.opened.copy(),
             "start": start,
             "tail": self.read(start, int(self.heads.max()) + 1) if self.columns else None,
-            "rewritten": {name: tree_map(self._filled, self.extras[name]) for name in sorted(self.rewritten)},
-            "written": tree_map(self._filled, self.written),
+            **self.get_written(),
         }
 
     def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
@@ -281,12 +281,26 @@ class Ring:
         self.heads, self.ages, self.opened = (np.array(state[name]) for name in ("heads", "ages", "opened"))
         self._head_rows = self.rows(self.heads)
         self.steps[:], self.last[:] = 0, False
-        self.columns, self.extras, self.written = {}, {}, {}
+        self.columns, self.extras = {}, {}
         self.rewritten = set(state["rewritten"])
         if state["tail"] is not None:
             for start in sorted(segments or ()):  # one after the other: together they may be more than memory holds
                 self._restore(int(start), (segments or {})[start])
             self._restore(int(state["start"]), state["tail"])
+        self.set_written(state)
+        self.version += 1
+        self.restored += 1
+
+    def get_written(self) -> dict[str, Any]:
+        """Return a copy of the columns that updates made or changed, as far as rows are filled."""
+        return {
+            "rewritten": {name: tree_map(self._filled, self.extras[name]) for name in sorted(self.rewritten)},
+            "written": tree_map(self._filled, self.written),
+        }
+
+    def set_written(self, state: Mapping[str, Any]) -> None:
+        """Restore what `get_written` returned, beside the same rows."""
+        self.written, self.rewritten = {}, set(state["rewritten"])
         filled = np.arange(self.num_filled * self.num_envs)
         for group, saved in ((self.extras, state["rewritten"]), (self.written, state["written"])):
             for name, values in saved.items():
@@ -294,8 +308,6 @@ class Ring:
                 group[name] = self._zeros(values, 1)
                 self._put(name, group[name], filled, values)
                 self.storage.flush()
-        self.version += 1
-        self.restored += 1
 
     def _restore(self, start: int, part: Mapping[str, Any]) -> None:
         """Put rows by position back, where they are still stored."""

@@ -236,7 +236,7 @@ class ReplaySource:
                     value=capacity,
                     remedy="say how many transitions to keep, such as 100000",
                 )
-            ring = _new_ring(num_envs, capacity, storage, folder, self.device)
+            ring = new_ring(num_envs, capacity, storage, folder, self.device)
         elif capacity not in (None, ring.capacity):
             raise UserError(
                 f"a source that views another's ring has its capacity, {ring.capacity}",
@@ -399,7 +399,8 @@ class ReplaySource:
             )
 
 
-def _new_ring(num_envs: int, capacity: int, storage: str, folder: str | None, device: torch.device) -> Ring:
+def new_ring(num_envs: int, capacity: int, storage: str, folder: str | None, device: torch.device) -> Ring:
+    """Return an empty ring whose rows lie where `storage` says."""
     if folder is not None and storage != "disk":
         folder = None  # the lab names one to every replay
     if storage == "cpu":

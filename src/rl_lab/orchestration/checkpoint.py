@@ -14,7 +14,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -57,6 +57,24 @@ class History(Protocol):
         ...
 
 
+class Segments(Mapping[int, Any]):
+    """Replay history by start position, read from its files one segment at a time: memory may not hold all of it."""
+
+    def __init__(
+        self, entries: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    ) -> None:
+        self._entries, self._read = {entry["start"]: entry for entry in entries}, read
+
+    def __getitem__(self, start: int) -> Mapping[str, Any]:
+        return self._read(self._entries[start])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A verified checkpoint."""
@@ -64,7 +82,7 @@ class Checkpoint:
     path: Path
     manifest: dict[str, Any]
     state: dict[str, Any]
-    histories: dict[str, dict[int, Any]]  # buffer -> start position -> columns
+    histories: dict[str, Segments]  # of each buffer
 
 
 class CheckpointManager:
@@ -154,13 +172,20 @@ class CheckpointManager:
             raise RunError(f"checkpoint {path} is damaged and cannot be set aside: {error.strerror}") from None
         return aside.name
 
-    def load(self, path: Path, max_bytes: int | None = None, sections: Collection[str] | None = None) -> Checkpoint:
+    def load(
+        self,
+        path: Path,
+        max_bytes: int | None = None,
+        sections: Collection[str] | None = None,
+        *,
+        replay: bool | None = None,
+    ) -> Checkpoint:
         """Verify every file that a checkpoint needs, then read it. Nothing else is touched.
 
-        With `sections`, only these are verified and read, and no replay.
+        With `sections`, only these are verified and read, and no replay unless `replay` says so.
         """
         try:
-            checkpoint = self._load(path, max_bytes, sections)
+            checkpoint = self._load(path, max_bytes, sections, sections is None if replay is None else replay)
         except CheckpointError as error:
             raise CheckpointError(shown(str(error)[:200])) from None
         except UserError:
@@ -180,7 +205,7 @@ class CheckpointManager:
             }
         return checkpoint
 
-    def _load(self, path: Path, max_bytes: int | None, wanted: Collection[str] | None) -> Checkpoint:
+    def _load(self, path: Path, max_bytes: int | None, wanted: Collection[str] | None, replay: bool) -> Checkpoint:
         manifest = self._read_manifest(path)
         files, sections = manifest["files"], manifest["sections"]
         expected = set(_files_of(sections))
@@ -188,7 +213,7 @@ class CheckpointManager:
             raise CheckpointError("the manifest's list of files does not fit its sections")
         if strange := set(self.files.names(path)) ^ (expected | {"manifest.json"}):
             raise CheckpointError(f"{min(strange)} is missing, or does not belong there")
-        segments = manifest.get("segments", {}) if wanted is None else {}
+        segments = manifest.get("segments", {}) if replay else {}
         if wanted is not None:
             if missing := set(wanted) - set(sections):
                 raise CheckpointError(f"it lacks {', '.join(sorted(missing))}")
@@ -203,9 +228,11 @@ class CheckpointManager:
             for section in sections
         }
         histories = {
-            name: {entry["start"]: self._read_segment(name, entry) for entry in entries}
-            for name, entries in segments.items()
+            name: Segments(entries, functools.partial(self._read_segment, name)) for name, entries in segments.items()
         }
+        for history in histories.values():
+            for start in history:  # verified now; read again when it is needed
+                history[start]
         return Checkpoint(path, manifest, state, histories)
 
     def _read_manifest(self, path: Path) -> dict[str, Any]:
