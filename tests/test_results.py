@@ -13,6 +13,7 @@ CLAIMS = [
     ("ppo_cartpole", 5, 100_200, 475.0),
     ("ppo_pointmass", 5, 100_400, -12.0),
     ("ppo_pendulum", 5, 202_000, -250.0),
+    ("tdmpc2_swingup", 3, 10_000, 400.0),
 ]
 
 
