@@ -4,10 +4,18 @@ import functools
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from rl_lab.components.predictions import Bernoulli, SymlogError, UnitNormal
 from rl_lab.components.representation.heads import Head
-from rl_lab.components.representation.images import PooledDecoder, PooledEncoder, StridedDecoder, StridedEncoder
+from rl_lab.components.representation.images import (
+    DoublingConvolution,
+    PooledDecoder,
+    PooledEncoder,
+    StridedDecoder,
+    StridedEncoder,
+)
 from rl_lab.components.representation.observations import (
     ObservationDecoder,
     ObservationEncoder,
@@ -98,10 +106,26 @@ def test_the_pooled_networks_have_the_shapes_of_the_paper():
     assert [c.out_channels for c in encoder.convolutions] == [32, 48, 64, 64]
     assert encoder.outputs == 4 * 4 * 64
     decoder = PooledDecoder(2048 + 512, [3, 64, 64], deter=2048, depth=16, units=256)
-    assert [c.out_channels for c in decoder.convolutions] == [64, 48, 32]
+    assert [c.convolution.out_channels for c in decoder.convolutions] == [64, 48, 32]
     pictures = decoder(torch.randn(2, 2560))
     assert pictures.shape == (2, 3, 64, 64)
     assert 0 <= pictures.min() <= pictures.max() <= 1
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+def test_a_doubling_convolution_is_one_on_the_doubled_picture(kernel):
+    torch.manual_seed(0)
+    layer = DoublingConvolution(3, 4, kernel)
+    nn.init.normal_(layer.convolution.bias)
+    pictures = torch.randn(2, 3, 6, 5, requires_grad=True)
+    upstream = torch.randn(2, 4, 12, 10)
+    results = []
+    for apply in (layer, lambda x: layer.convolution(F.interpolate(x, scale_factor=2.0))):
+        output = apply(pictures)
+        gradients = torch.autograd.grad((output * upstream).sum(), [pictures, *layer.parameters()])
+        results.append([output, *gradients])
+    for ours, plain in zip(*results, strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(("side", "down", "up"), [(64, (4, 4, 4, 4), (5, 5, 6, 6)), (32, (4, 4, 4), (5, 6, 6))])

@@ -6,7 +6,7 @@ import torch
 from gymnasium import spaces
 
 from rl_lab.build import build_parts
-from rl_lab.components import world_model
+from rl_lab.components.behaviour import imagined_returns, replay_returns
 from rl_lab.composition import compose, parse_config
 from rl_lab.core import noise
 from rl_lab.core.batch import Batch
@@ -258,7 +258,7 @@ def test_where_gradients_go(paper):
     for _ in range(3):  # a zero output layer passes nothing on
         workflow.update_agent(source.sample(), phase=PHASE)
     seen = workflow._see(source.sample())
-    losses, _ = workflow._behaviour_losses(seen)
+    losses, _ = workflow._behaviour.losses(seen, workflow.generator)
     reached = {
         name: {part for part, size in gradients(workflow, loss).items() if size} for name, loss in losses.items()
     }
@@ -285,9 +285,8 @@ def test_gradients_through_the_model_are_those_of_finite_differences():
 
     def objective():
         workflow.generator.manual_seed(0)
-        with world_model.frozen(workflow.rssm, workflow.reward, workflow.continuation, workflow.critic):
-            dream = workflow.imagine(horizon=1, states=start)
-        return world_model.imagined_returns(dream, 0.95).sum()
+        dream = workflow._behaviour.imagine(start, 1, workflow.generator)
+        return imagined_returns(dream, workflow._behaviour.values(dream.features), 0.95).sum()
 
     (gradient,) = torch.autograd.grad(objective(), weight)
     with torch.no_grad():
@@ -334,7 +333,7 @@ def test_replay_returns_one_step_at_a_time():
         extras={"is_first": first, "is_last": last},
     )
     bootstrap = torch.randn(shape, generator=generator)
-    returns = world_model.replay_returns(batch, bootstrap, 0.9, 0.8)
+    returns = replay_returns(batch, bootstrap, 0.9, 0.8)
     for b in range(6):
         for t in range(8):  # brute force: the mixture of all n-step returns that stay inside the episode
             expected, weight, reward, discount = 0.0, 1.0, 0.0, 1.0

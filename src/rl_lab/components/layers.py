@@ -21,6 +21,7 @@ Activation = Literal["silu", "elu", "relu", "tanh", "gelu"]
 Normalization = Literal["rms", "layer", "none"]
 Initialization = Literal["truncated", "glorot"]
 ACTIVATIONS = {"silu": F.silu, "elu": F.elu, "relu": F.relu, "tanh": torch.tanh, "gelu": F.gelu}
+Weights = Mapping[str, Sequence[Tensor]]  # of layers, by their keys
 _EPSILON = {"rms": 1e-4, "layer": 1e-3}
 
 
@@ -36,14 +37,19 @@ def initialize(weight: Tensor, fan_in: int, kind: Initialization, scale: float =
 
 
 class Tape:
-    """What the layers of one step of a scan use instead of their parameters, and what they saw."""
+    """What the layers of one step of a scan use instead of their parameters, and what they saw.
 
-    def __init__(self, weights: Mapping[str, Sequence[Tensor]], offsets: Mapping[str, Tensor]) -> None:
+    Without offsets the weights are constants, and nothing is recorded.
+    """
+
+    def __init__(self, weights: Weights, offsets: Mapping[str, Tensor] | None = None) -> None:
         self.weights, self.offsets = weights, offsets
         self.seen: dict[str, Tensor] = {}
 
     def record(self, key: str, seen: Tensor, output: Tensor) -> Tensor:
         """Remember what a layer saw, and return its output with the offset added."""
+        if self.offsets is None:
+            return output
         self.seen[key] = seen.detach()
         return output + self.offsets[key]
 
@@ -82,9 +88,16 @@ class Linear(ScanLayer):
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
         initialize(self.weight, inputs, initialization, scale)
 
-    def project(self, ahead: Tensor) -> Tensor:
+    def project(self, ahead: Tensor, tape: Tape | None = None) -> Tensor:
         """Map the inputs that are known ahead."""
-        return F.linear(ahead, self.weight[:, self.num_scanned :])
+        if tape is not None:
+            (weight,) = tape.weights[f"{self.key}.ahead"]
+            return F.linear(ahead.to(weight.dtype), weight)
+        return F.linear(ahead, self.ahead())
+
+    def ahead(self) -> Tensor:
+        """Return the weights of the inputs that are known ahead [outputs, ahead]."""
+        return self.weight[:, self.num_scanned :]
 
     def forward(self, values: Tensor, tape: Tape | None = None) -> Tensor:
         """Map all inputs, or, where some are known ahead, the others."""
@@ -139,6 +152,55 @@ class BlockLinear(ScanLayer):
         blocks = [tensor.unflatten(-1, (self.num_blocks, -1)) for tensor in (seen.to(outputs.dtype), outputs)]
         weight = torch.bmm(blocks[0].permute(1, 2, 0), blocks[1].transpose(0, 1))
         return weight, outputs.sum(0)
+
+
+class SharedBlockLinear(ScanLayer):
+    """A linear map in blocks whose blocks of outputs also read inputs that they share, the last of them known ahead."""
+
+    def __init__(self, inputs: Count, shared: Count, ahead: Count, outputs: Count, num_blocks: Count) -> None:
+        super().__init__()
+        if inputs % num_blocks or outputs % num_blocks:
+            raise ValueError(f"{inputs} inputs and {outputs} outputs cannot be divided into {num_blocks} blocks")
+        self.outputs, self.num_blocks, self.num_shared = outputs, num_blocks, shared
+        self.num_own = inputs // num_blocks
+        self.weight = nn.Parameter(torch.empty(num_blocks, self.num_own + shared + ahead, outputs // num_blocks))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        initialize(self.weight, inputs + (shared + ahead) * num_blocks, "truncated")
+
+    def project(self, ahead: Tensor, tape: Tape | None = None) -> Tensor:
+        """Map the inputs that are known ahead."""
+        weight = self.ahead() if tape is None else tape.weights[f"{self.key}.ahead"][0]
+        return (ahead if tape is None else ahead.to(weight.dtype)) @ weight
+
+    def forward(self, own: Tensor, shared: Tensor, ahead: Tensor, tape: Tape | None = None) -> Tensor:
+        """Map the own inputs [..., inputs] and the shared ones, and add what `project` made of the others."""
+        if tape is None:
+            return self._map(own, shared, *self.scanned()) + ahead
+        weights = tape.weights[self.key]
+        own, shared = own.to(weights[0].dtype), shared.to(weights[0].dtype)
+        return tape.record(self.key, torch.cat([own, shared], -1), self._map(own, shared, *weights)) + ahead
+
+    def _map(self, own: Tensor, shared: Tensor, weight: Tensor, shared_weight: Tensor, bias: Tensor) -> Tensor:
+        rows = own.reshape(-1, self.num_blocks, self.num_own).transpose(0, 1)  # [G, R, own]
+        blocks = torch.bmm(rows, weight).transpose(0, 1).reshape(*own.shape[:-1], self.outputs)
+        return blocks + F.linear(shared, shared_weight.T, bias)
+
+    def scanned(self) -> tuple[Tensor, ...]:
+        """Return the weights that the steps of a scan use: of the own inputs, of the shared ones, and the bias."""
+        return self.weight[:, : self.num_own], self._dense(self.num_own, self.num_own + self.num_shared), self.bias
+
+    def ahead(self) -> Tensor:
+        """Return the weights of the inputs that are known ahead [ahead, outputs]."""
+        return self._dense(self.num_own + self.num_shared, None)
+
+    def _dense(self, start: int, stop: int | None) -> Tensor:
+        return self.weight[:, start:stop].transpose(0, 1).reshape(-1, self.outputs)
+
+    def gradients(self, seen: Tensor, outputs: Tensor) -> tuple[Tensor, ...]:
+        """Return the gradients of `scanned`."""
+        own, shared = seen.to(outputs.dtype).split([self.num_own * self.num_blocks, self.num_shared], -1)
+        rows, blocks = own.unflatten(-1, (self.num_blocks, -1)), outputs.unflatten(-1, (self.num_blocks, -1))
+        return torch.bmm(rows.permute(1, 2, 0), blocks.transpose(0, 1)), shared.T @ outputs, outputs.sum(0)
 
 
 class Norm(ScanLayer):
@@ -227,11 +289,28 @@ class Stack(nn.Module):
         self.output = Linear(sizes[-1], outputs, initialization=initialization, scale=output_scale) if outputs else None
         self.outputs = outputs or sizes[-1]
 
-    def forward(self, values: Tensor) -> Tensor:
+    def forward(self, values: Tensor, tape: Tape | None = None) -> Tensor:
         """Map [..., inputs] to [..., outputs]."""
         for layer in self.layers:
-            values = layer(values)
-        return values if self.output is None else self.output(values)
+            values = layer(values, None, tape)
+        return values if self.output is None else self.output(values, tape)
+
+
+def keyed(module: nn.Module) -> dict[str, ScanLayer]:
+    """Give the layers inside a module that have weights their names as keys, and return them."""
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, ScanLayer) and layer.scanned()}
+    for name, layer in layers.items():
+        layer.key = name
+    return layers
+
+
+def constants(layers: Sequence[ScanLayer], dtype: torch.dtype) -> Weights:
+    """Return the weights of layers as constants of a type."""
+    weights = {layer.key: [weight.detach().to(dtype) for weight in layer.scanned()] for layer in layers}
+    for layer in layers:
+        if isinstance(layer, SharedBlockLinear) or (isinstance(layer, Linear) and layer.num_scanned < layer.inputs):
+            weights[f"{layer.key}.ahead"] = [layer.ahead().detach().to(dtype)]
+    return weights
 
 
 class _Offsets(torch.autograd.Function):
@@ -257,7 +336,7 @@ class Tapes:
 
     def __init__(self, layers: Sequence[ScanLayer], num_steps: int, num_rows: int, dtype: torch.dtype) -> None:
         self._seen: dict[str, list[Tensor]] = {layer.key: [] for layer in layers}
-        self.weights = {layer.key: [weight.detach().to(dtype) for weight in layer.scanned()] for layer in layers}
+        self.weights = constants(layers, dtype)
         steps = {layer.key: self._offsets(layer, num_steps, num_rows, dtype).unbind() for layer in layers}
         self.offsets = [{key: offsets[t] for key, offsets in steps.items()} for t in range(num_steps)]
 

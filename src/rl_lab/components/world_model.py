@@ -1,17 +1,15 @@
-"""A recurrent world model as its parts together, and the losses of what learns in its imagination."""
+"""A recurrent world model as its parts together: what sees, what predicts, what imagines, and its losses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rl_lab.components.representation.rssm import RSSM, Observed, State
-from rl_lab.components.returns import td_lambda
 from rl_lab.core.batch import Batch, Tree
 from rl_lab.core.workflow import Metrics
 
@@ -24,6 +22,20 @@ class Seen(NamedTuple):
     features: Tensor  # [T, B, F]
 
 
+class Dream(NamedTuple):
+    """A trajectory that the model imagined: states 0 .. H, and what happened between them."""
+
+    features: Tensor  # [H + 1, B, F]
+    actions: Tensor  # [H, B, A]
+    rewards: Tensor  # [H, B]: brought by the actions
+    discounts: Tensor  # [H + 1, B]: of each state
+
+    @property
+    def weights(self) -> Tensor:
+        """How probable it is that a step is reached [H, B]: imagination from a state that ended counts for nothing."""
+        return self.discounts[:-1].detach().cumprod(0)
+
+
 @dataclass
 class WorldModel:
     """What sees and imagines. The parts belong to a workflow; this only says how they work together."""
@@ -33,15 +45,17 @@ class WorldModel:
     reward: Any
     continuation: Any  # None where nothing ends
     gamma: float
-    precision: str
+    dtype: torch.dtype  # to compute in
 
     def computing(self, device: torch.device) -> torch.autocast:
-        """Return a context that computes in the chosen precision. It must not be nested: casts of weights are cached
-        inside it, and one that was cached without gradients would hide the weight from later ones.
-        """
-        return torch.autocast(device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+        """Return a context that computes in the chosen type; never nest it.
 
-    def initial(self, num_envs: int, device: torch.device) -> dict[str, Tensor]:
+        Casts of weights are kept inside it, and one that was made without gradients would hide the weight from later
+        users.
+        """
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16)
+
+    def initial(self, num_envs: int, device: torch.device) -> State:
         """Return the states of episodes that begin, and the actions that led there: none."""
         action = torch.zeros(num_envs, self.rssm.cell.action, device=device)
         return {**self.rssm.initial(num_envs, device), "action": action}
@@ -89,36 +103,22 @@ class WorldModel:
             }
         return losses, metrics
 
-    def imagine(self, actor: Any, critic: Any, states: Mapping[str, Tensor], draws: Tensor, choices: Tensor) -> Batch:
-        """Let an actor act from states [B, ...] for as many steps as there is noise: a [H, B] batch of features.
+    def imagine(self, actor: Any, states: Mapping[str, Tensor], draws: Tensor, choices: Tensor) -> Dream:
+        """Let an actor act from states [B, ...] for as many steps as there is noise.
 
-        `weights` say how probable it is that a step is reached at all, the first one included: imagination from a
-        state that ended counts for nothing.
+        Gradients, where they are enabled, pass through actions and states, and reach the actor, not the model.
         """
         features, actions = [self.rssm.features(states)], []
+        weights = self.rssm.constants(self.dtype)  # cast once, not at every step
+        actor_weights = None if torch.is_grad_enabled() else actor.constants(self.dtype)
+        for draws_now, choices_now in zip(draws, choices, strict=True):
+            actions.append(actor.policy.sample(actor(features[-1].detach(), actor_weights), choices_now))
+            states = self.rssm.imagine_step(states, actions[-1], draws_now, weights)
+            features.append(self.rssm.features(states))
+        joined = torch.stack(features)
         with self.computing(draws.device):
-            for draws_now, choices_now in zip(draws, choices, strict=True):
-                actions.append(actor.policy.sample(actor(features[-1].detach()), choices_now))
-                states = self.rssm.imagine_step(states, actions[-1], draws_now)
-                features.append(self.rssm.features(states))
-            joined = torch.stack(features)  # [H + 1, B, F]
-            rewards, values = self.reward.mean(self.reward(joined[1:])), critic.mean(critic(joined))
-            discounts = self._discounts(joined)
-        ended = discounts[1:].detach() < 0.5 * self.gamma
-        return Batch(
-            observations=joined[:-1],
-            actions=torch.stack(actions),
-            rewards=rewards,
-            terminated=ended,
-            truncated=torch.zeros_like(ended),
-            next_observations=joined[1:],
-            extras={
-                "discounts": discounts[1:],
-                "values": values[:-1],
-                "next_values": values[1:],
-                "weights": discounts[:-1].detach().cumprod(0),
-            },
-        )
+            rewards, discounts = self.reward.mean(self.reward(joined[1:])), self._discounts(joined)
+        return Dream(joined, torch.stack(actions), rewards, discounts)
 
     def _discounts(self, features: Tensor) -> Tensor:
         if self.continuation is None:
@@ -141,60 +141,7 @@ def divergences(
     return dynamics.clamp(min=free_nats).mean(), representation.clamp(min=free_nats).mean(), value
 
 
-def imagined_returns(dream: Batch, trace: float) -> Tensor:
-    """Return the lambda-returns [H, B] of an imagined batch."""
-    traces = torch.full_like(dream.rewards, trace)
-    return td_lambda(dream.rewards, dream["next_values"], dream["discounts"], traces)
-
-
-def replay_returns(batch: Batch, bootstrap: Tensor, gamma: float, trace: float) -> Tensor:
-    """Return the lambda-returns [T - 1, B] of arrivals [T, B], bootstrapped by what was imagined from each of them."""
-    discounts = gamma * (~batch.terminated[1:]).float()
-    traces = trace * (~batch["is_last"][1:]).float()
-    return td_lambda(batch.rewards[1:], bootstrap[1:], discounts, traces)
-
-
-def actor_loss(objective: Tensor, entropy: Tensor, weights: Tensor, entropy_weight: float) -> Tensor:
-    """Return minus the weighed mean of an objective [H, B] and the entropy."""
-    return -(weights * (objective + entropy_weight * entropy)).mean()
-
-
-def critic_loss(
-    critic: Any, outputs: Tensor, returns: Tensor, weights: Tensor, slow_values: Tensor | None, slow_weight: float
-) -> Tensor:
-    """Return the weighed mean loss of values against returns, and against those of a slow copy if there are any."""
-    loss = critic.loss(outputs, returns.detach())
-    if slow_values is not None:
-        loss = loss + slow_weight * critic.loss(outputs, slow_values)
-    return (weights * loss).mean()
-
-
-def watch_dream(dream: Batch, returns: Tensor, entropy: Tensor, scale: Tensor) -> Metrics:
-    """Return what is worth watching of an imagined batch."""
-    return {
-        "imagined_reward": dream.rewards.detach().mean(),
-        "imagined_return": returns.detach().mean(),
-        "imagined_value": dream["values"].detach().mean(),
-        "imagined_discount": dream["discounts"].detach().mean(),
-        "return_scale": scale,
-        "actor_entropy": entropy.detach().mean(),
-    }
-
-
-def refreshed(batch: Batch, packed: Mapping[str, Tensor]) -> Tree:
+def refreshed(batch: Batch, packed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return new latents [L - 1, B] for all rows [L, B] of a batch; the first row keeps what it has."""
     before = {name: batch[name][:1] if name in batch else torch.zeros_like(new[:1]) for name, new in packed.items()}
     return {name: torch.cat([before[name], new]) for name, new in packed.items()}
-
-
-@contextmanager
-def frozen(*modules: nn.Module | None) -> Iterator[None]:
-    """Let gradients pass through modules without reaching their parameters."""
-    trained = [p for module in modules if module is not None for p in module.parameters() if p.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)

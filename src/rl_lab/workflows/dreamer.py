@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components import world_model
-from rl_lab.components.world_model import Seen, WorldModel, frozen
+from rl_lab.components.behaviour import Behaviour, as_batch
+from rl_lab.components.world_model import Seen, WorldModel, refreshed
 from rl_lab.core.batch import Batch, Tree, tree_map
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
@@ -61,13 +61,26 @@ class DreamerWorkflow(Workflow):
     def __post_init__(self) -> None:
         if (self.actor_optimizer is None) != (self.critic_optimizer is None):
             raise ValueError("actor and critic have an optimiser each, or the one of the model trains both")
-        parts = (self.rssm, self.decoder, self.reward, self.continuation)
-        self._model = WorldModel(*parts, self.gamma, self.precision)
         self.slow_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self._online, self._slow = list(self.critic.parameters()), list(self.slow_critic.parameters())
         self._device = self._online[0].device
         self.update_count = torch.zeros((), dtype=torch.int64, device=self._device)
-        self._no_scale = torch.ones((), device=self._device)
+        dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+        self._model = WorldModel(self.rssm, self.decoder, self.reward, self.continuation, self.gamma, dtype)
+        self._behaviour = Behaviour(
+            self._model,
+            self.actor,
+            self.critic,
+            self.slow_critic,
+            self.return_scale,
+            horizon=self.horizon,
+            trace=self.trace,
+            through_model=self.actor_gradient == "dynamics",
+            entropy_weight=self.entropy_weight,
+            slow_weight=self.slow_weight,
+            slow_targets=self.slow_targets,
+            learn_replay=self.replay_value_weight > 0,
+        )
         self._weights = {
             "dynamics": self.dynamics_weight,
             "representation": self.representation_weight,
@@ -104,7 +117,7 @@ class DreamerWorkflow(Workflow):
         seen = self._see(batch)
         losses, metrics = self._model.losses(seen, free_nats=self.free_nats, free_average=self.free_average)
         if self.actor_optimizer is None:
-            behaviour, watched = self._behaviour_losses(seen)
+            behaviour, watched = self._behaviour.losses(seen, self.generator)
             metrics |= watched | self._step(self.model_optimizer, losses | behaviour)
         else:
             metrics |= self._step(self.model_optimizer, losses) | self._update_behaviour(seen)
@@ -127,12 +140,8 @@ class DreamerWorkflow(Workflow):
 
     def imagine(self, *, horizon: int, **kwargs: Any) -> Batch:
         """Let the actor act in the model from `states` [B, ...]: a [H, B] batch whose observations are features."""
-        states, generator = kwargs["states"], kwargs.get("generator", self.generator)
-        shape, like = (horizon, len(states["deter"])), states["deter"]
-        draws = self.rssm.variable.draw(shape, like, generator)
-        choices = self.actor.policy.draw(shape, like, generator)
-        critic = self.slow_critic if self.slow_targets else self.critic
-        return self._model.imagine(self.actor, critic, states, draws, choices)
+        dream = self._behaviour.imagine(kwargs["states"], horizon, kwargs.get("generator", self.generator))
+        return as_batch(dream, self._behaviour.values(dream.features), self.gamma)
 
     def _see(self, batch: Batch) -> Seen:
         """Let the model observe a batch, from stored latents or from nothing."""
@@ -142,41 +151,9 @@ class DreamerWorkflow(Workflow):
         draws = self.rssm.variable.draw(tuple(reached.shape), reached.rewards, self.generator)
         return self._model.see(reached, context, self.actor.policy.from_replay(reached.actions), draws)
 
-    def _behaviour_losses(self, seen: Seen) -> tuple[dict[str, Tensor], Metrics]:
-        start = tree_map(lambda leaf: leaf.detach().flatten(0, 1), seen.observed.states)
-        through_model, policy = self.actor_gradient == "dynamics", self.actor.policy
-        fixed = (self.rssm, self.reward, self.continuation, self.critic) if through_model else ()
-        with torch.set_grad_enabled(through_model), frozen(*fixed):
-            dream = self.imagine(horizon=self.horizon, states=start)
-            returns = world_model.imagined_returns(dream, self.trace)
-        if self.return_scale is not None:
-            self.return_scale.update(returns)
-        scale = self._no_scale if self.return_scale is None else self.return_scale.value.clone()
-        features, weights = dream.observations.detach(), dream["weights"]
-        with self._model.computing(self._device):
-            parameters = self.actor(features)
-        entropy, advantages = policy.entropy(parameters), (returns - dream["values"]) / scale
-        objective = returns / scale if through_model else policy.log_prob(parameters, dream.actions) * advantages
-        losses = {
-            "actor": world_model.actor_loss(objective, entropy, weights, self.entropy_weight),
-            "critic": self._critic_loss(features, returns, weights),
-        }
-        if self.replay_value_weight:
-            targets = world_model.replay_returns(seen.batch, returns[0].view(seen.batch.shape), self.gamma, self.trace)
-            going_on = (~seen.batch["is_last"][:-1]).float()
-            losses["replay_value"] = self._critic_loss(seen.features[:-1], targets, going_on)
-        return losses, world_model.watch_dream(dream, returns, entropy, scale)
-
-    def _critic_loss(self, features: Tensor, returns: Tensor, weights: Tensor) -> Tensor:
-        with torch.no_grad(), self._model.computing(self._device):
-            slow = self.slow_critic.mean(self.slow_critic(features)) if self.slow_weight else None
-        with self._model.computing(self._device):
-            outputs = self.critic(features)
-        return world_model.critic_loss(self.critic, outputs, returns, weights, slow, self.slow_weight)
-
     def _update_behaviour(self, seen: Seen) -> Metrics:
         """Take one step on the actor and one on the critic, or a single one on both."""
-        losses, metrics = self._behaviour_losses(seen._replace(features=seen.features.detach()))
+        losses, metrics = self._behaviour.losses(seen._replace(features=seen.features.detach()), self.generator)
         if self.actor_optimizer is None or self.critic_optimizer is None:
             return metrics | self._step(self.model_optimizer, losses)
         actor = self.actor_optimizer.step({"actor": losses.pop("actor")})
@@ -189,7 +166,7 @@ class DreamerWorkflow(Workflow):
 
     def _refreshed(self, batch: Batch, seen: Seen) -> Tree:
         states = tree_map(Tensor.detach, seen.observed.states)
-        return world_model.refreshed(batch, self.rssm.pack(states)) if self.stored_latents else {}
+        return refreshed(batch, self.rssm.pack(states)) if self.stored_latents else {}
 
     @torch.no_grad()
     def _move_slow_critic(self) -> None:

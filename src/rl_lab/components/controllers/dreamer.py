@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.layers import Activation, Normalization, Stack
+from rl_lab.components.layers import Activation, Normalization, Stack, Tape, Weights, constants, keyed
 from rl_lab.core.ranges import Count, Natural, NonNegative
 
 
@@ -35,10 +35,15 @@ class DreamerActor(nn.Module):
             norm=norm,
             output_scale=output_scale,
         )
+        self._layers = list(keyed(self.network).values())
 
-    def forward(self, features: Tensor) -> Tensor:
-        """Return the parameters of the policy at features [..., F]."""
-        return self.network(features).float()
+    def forward(self, features: Tensor, weights: Weights | None = None) -> Tensor:
+        """Return the parameters of the policy at features [..., F]; with `weights`, as if they were its parameters."""
+        return self.network(features, None if weights is None else Tape(weights)).float()
+
+    def constants(self, dtype: torch.dtype) -> Weights:
+        """Return the weights as constants of a type, for many steps."""
+        return constants(self._layers, dtype)
 
     def act(self, features: Tensor, *, explore: bool, exploration: float, generator: torch.Generator | None) -> Tensor:
         """Return action vectors: drawn, and perturbed by `exploration`, or else the most probable ones."""

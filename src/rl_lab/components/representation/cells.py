@@ -8,7 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.layers import ACTIVATIONS, Activation, BlockLinear, Dense, Linear, Norm, Normalization, Tape
+from rl_lab.components.layers import (
+    ACTIVATIONS,
+    Activation,
+    BlockLinear,
+    Dense,
+    Linear,
+    Norm,
+    Normalization,
+    SharedBlockLinear,
+    Tape,
+)
 from rl_lab.core.ranges import Count
 
 
@@ -31,9 +41,9 @@ class GRU(nn.Module):
         self.gates = Linear(units + deter, 3 * deter, bias=norm == "none", initialization="glorot")
         self.norm = Norm(3 * deter, norm)
 
-    def ahead(self, actions: Tensor) -> Tensor:
+    def ahead(self, actions: Tensor, tape: Tape | None = None) -> Tensor:
         """Prepare what depends on actions [..., A] alone."""
-        return self.dense.linear.project(actions)
+        return self.dense.linear.project(actions, tape)
 
     def forward(self, deter: Tensor, stoch: Tensor, ahead: Tensor, tape: Tape | None = None) -> Tensor:
         """Move on."""
@@ -60,22 +70,20 @@ class BlockGRU(nn.Module):
         self.from_deter = Dense(deter, units, activation=activation, norm=norm)
         self.from_stoch = Dense(stoch, units, activation=activation, norm=norm)
         self.from_action = Dense(action, units, activation=activation, norm=norm)
-        self.hidden = BlockLinear(deter + 3 * units * num_blocks, deter, num_blocks)
+        self.hidden = SharedBlockLinear(deter, 2 * units, units, deter, num_blocks)
         self.hidden_norm = Norm(deter, norm)
         self.gates = BlockLinear(deter, 3 * deter, num_blocks)
         self._activation = ACTIVATIONS[activation]
 
-    def ahead(self, actions: Tensor) -> Tensor:
+    def ahead(self, actions: Tensor, tape: Tape | None = None) -> Tensor:
         """Prepare what depends on actions [..., A] alone; beyond [-1, 1] only their sign counts."""
-        return self.from_action(actions / actions.detach().abs().clamp(min=1.0))
+        features = self.from_action(actions / actions.detach().abs().clamp(min=1.0), None, tape)
+        return self.hidden.project(features, tape)
 
     def forward(self, deter: Tensor, stoch: Tensor, ahead: Tensor, tape: Tape | None = None) -> Tensor:
         """Move on."""
-        shared = [self.from_deter(deter, None, tape), self.from_stoch(stoch, None, tape)]
-        inputs = torch.cat([*shared, ahead.to(shared[0].dtype)], -1).unsqueeze(-2)
-        inputs = inputs.expand(*inputs.shape[:-2], self.num_blocks, -1)  # every block reads all of it
-        blocks = torch.cat([deter.unflatten(-1, (self.num_blocks, -1)).to(inputs.dtype), inputs], -1).flatten(-2)
-        hidden = self._activation(self.hidden_norm(self.hidden(blocks, tape), tape))
+        shared = torch.cat([self.from_deter(deter, None, tape), self.from_stoch(stoch, None, tape)], -1)
+        hidden = self._activation(self.hidden_norm(self.hidden(deter, shared, ahead, tape), tape))
         gates = self.gates(hidden, tape).unflatten(-1, (self.num_blocks, -1)).chunk(3, -1)
         return gated(deter, *(gate.flatten(-2) for gate in gates), -1.0)
 

@@ -6,6 +6,7 @@ Encoders take uint8 images [R, C, H, W]; decoders return images as fractions of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +42,7 @@ class PooledEncoder(nn.Module):
 
 
 class PooledDecoder(nn.Module):
-    """The mirror image: each convolution follows a doubling of the picture.
+    """The mirror image: each convolution doubles the size of the picture.
 
     The small picture at the start comes from the deterministic part in blocks and from the stochastic part through
     two layers.
@@ -55,7 +56,7 @@ class PooledDecoder(nn.Module):
         depth: Count,
         units: Count,
         multipliers: Sequence[Count] = MULTIPLIERS,
-        kernel: Count = 5,
+        kernel: Literal[3, 5] = 5,
         num_blocks: Count = 8,
     ) -> None:
         super().__init__()
@@ -69,10 +70,10 @@ class PooledDecoder(nn.Module):
         self.place = Linear(2 * units, size)
         self.norm = Norm(widths[-1])
         self.convolutions = nn.ModuleList(
-            _convolution(a, b, kernel) for a, b in zip(widths[:0:-1], widths[-2::-1], strict=True)
+            DoublingConvolution(a, b, kernel) for a, b in zip(widths[:0:-1], widths[-2::-1], strict=True)
         )
         self.norms = nn.ModuleList(Norm(width) for width in widths[-2::-1])
-        self.output = _convolution(widths[0], outputs[0], kernel)
+        self.output = DoublingConvolution(widths[0], outputs[0], kernel)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return images [R, C, H, W] of features [R, F]."""
@@ -81,8 +82,35 @@ class PooledDecoder(nn.Module):
         values = blocks + self.place(self.from_stoch(stoch)).view_as(blocks)
         values = F.silu(self.norm(values)).permute(0, 3, 1, 2)
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            values = _over_channels(norm, convolution(F.interpolate(values, scale_factor=2.0)))
-        return self.output(F.interpolate(values, scale_factor=2.0)).float().sigmoid()
+            values = _over_channels(norm, convolution(values))
+        return self.output(values).float().sigmoid()
+
+
+class DoublingConvolution(nn.Module):
+    """A convolution of stride one on a picture whose pixels were doubled, without ever making that picture.
+
+    An output pixel sees each pixel of the small picture once or twice, in a pattern that depends only on whether its
+    row and column are even: so the same sums are four convolutions with kernels of 3 x 3, made by adding up entries.
+    """
+
+    taps: Tensor
+
+    def __init__(self, inputs: Count, outputs: Count, kernel: Literal[3, 5] = 5) -> None:
+        super().__init__()
+        self.convolution = _convolution(inputs, outputs, kernel)
+        reach = kernel // 2
+        taps = torch.zeros(2, 3, kernel)  # [parity, offset in the small picture, entry of the kernel]
+        for parity in range(2):
+            for entry in range(kernel):
+                taps[parity, (parity + entry - reach) // 2 + 1, entry] = 1.0
+        self.register_buffer("taps", taps, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map [R, inputs, H, W] to [R, outputs, 2 H, 2 W]."""
+        weight, bias = self.convolution.weight, self.convolution.bias
+        kernels = torch.einsum("oits,pyt,qxs->opqiyx", weight, self.taps, self.taps).flatten(0, 2)
+        assert bias is not None
+        return F.pixel_shuffle(F.conv2d(images, kernels, bias.repeat_interleave(4), padding=1), 2)
 
 
 class StridedEncoder(nn.Module):

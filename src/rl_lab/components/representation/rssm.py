@@ -12,7 +12,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.layers import Activation, Dense, Linear, Normalization, ScanLayer, Stack, Tape, Tapes
+from rl_lab.components.layers import (
+    Activation,
+    Dense,
+    Linear,
+    Normalization,
+    Stack,
+    Tape,
+    Tapes,
+    Weights,
+    constants,
+    keyed,
+)
 from rl_lab.core.batch import Tree
 from rl_lab.core.errors import UserError
 from rl_lab.core.ranges import Count
@@ -31,7 +42,7 @@ class Observed(NamedTuple):
 class RSSM(nn.Module):
     """The state after an observation depends on the state before, the action that led there, and the observation."""
 
-    pure = ("step",)  # methods without chance, which may be compiled
+    pure = ("encode", "predict", "step", "imagine_step")  # methods without chance, which may be compiled
 
     def __init__(
         self,
@@ -58,12 +69,14 @@ class RSSM(nn.Module):
             units, variable.num_parameters, initialization="truncated" if norm == "rms" else "glorot"
         )
         self.prior = Stack(deter, variable.num_parameters, units, prior_layers, activation=activation, norm=norm)
-        self._scanned: list[ScanLayer] = []
-        for name, layer in self.named_modules():
-            in_scan = name.startswith(("cell.", "posterior")) and not name.startswith("cell.from_action")
-            if in_scan and isinstance(layer, ScanLayer) and layer.scanned():
-                layer.key = name
-                self._scanned.append(layer)
+        layers = keyed(self)
+        in_scan = ("cell.", "posterior")
+        self._scanned = [
+            layer
+            for name, layer in layers.items()
+            if name.startswith(in_scan) and not name.startswith("cell.from_action")
+        ]
+        self._imagined = [layer for name, layer in layers.items() if name.startswith(("cell.", "prior."))]
 
     @property
     def num_features(self) -> int:
@@ -117,7 +130,11 @@ class RSSM(nn.Module):
                 tapes.keep(seen)
                 steps.append((deter, stoch, parameters))
         deters, stochs, posterior = (torch.stack(column) for column in zip(*steps, strict=True))
-        return Observed({"deter": deters, "stoch": stochs}, posterior, self.prior(deters))
+        return Observed({"deter": deters, "stoch": stochs}, posterior, self.predict(deters))
+
+    def predict(self, deter: Tensor) -> Tensor:
+        """Return the parameters of the variables before an observation is seen."""
+        return self.prior(deter)
 
     def step(
         self,
@@ -127,7 +144,7 @@ class RSSM(nn.Module):
         embedded: Tensor,
         keep: Tensor,
         draws: Tensor,
-        weights: Mapping[str, Any] | None = None,
+        weights: Weights | None = None,
         offsets: Mapping[str, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
         """Move on by one observation, with the parameters or with those of a tape; return also what the layers saw."""
@@ -136,10 +153,17 @@ class RSSM(nn.Module):
         parameters = self.posterior_output(self.posterior(deter, embedded, tape), tape)
         return deter, self.variable.sample(parameters, draws), parameters, {} if tape is None else tape.seen
 
-    def imagine_step(self, state: Mapping[str, Tensor], actions: Tensor, draws: Tensor) -> State:
-        """Move on by an action [..., A] without an observation."""
-        deter = self.cell(state["deter"], state["stoch"], self.cell.ahead(actions))
-        return {"deter": deter, "stoch": self.variable.sample(self.prior(deter), draws)}
+    def constants(self, dtype: torch.dtype) -> Weights:
+        """Return the weights that imagination uses as constants of a type, for many steps."""
+        return constants(self._imagined, dtype)
+
+    def imagine_step(
+        self, state: Mapping[str, Tensor], actions: Tensor, draws: Tensor, weights: Weights | None = None
+    ) -> State:
+        """Move on by an action [..., A] without an observation; with `weights`, as if they were the parameters."""
+        tape = None if weights is None else Tape(weights)
+        deter = self.cell(state["deter"], state["stoch"], self.cell.ahead(actions, tape), tape)
+        return {"deter": deter, "stoch": self.variable.sample(self.prior(deter, tape), draws)}
 
     def features(self, state: Mapping[str, Tensor]) -> Tensor:
         """Return what heads and controllers read of a state: [..., num_features]."""

@@ -1,0 +1,136 @@
+"""Behaviour learned in the imagination of a world model: an actor, a critic, and their losses (Hafner et al. 2020)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rl_lab.components.returns import td_lambda
+from rl_lab.components.world_model import Dream, Seen, WorldModel
+from rl_lab.core.batch import Batch, tree_map
+from rl_lab.core.workflow import Metrics
+
+
+@dataclass
+class Behaviour:
+    """An actor and a critic in a model. The parts belong to a workflow; this only says how they learn together."""
+
+    model: WorldModel
+    actor: Any
+    critic: Any
+    slow_critic: Any
+    return_scale: Any  # None: returns as they are
+    horizon: int
+    trace: float
+    through_model: bool  # whether the actor follows the gradient of the returns through the model, or REINFORCE
+    entropy_weight: float
+    slow_weight: float
+    slow_targets: bool
+    learn_replay: bool  # whether the critic learns from replayed steps, too
+
+    def imagine(self, states: Mapping[str, Tensor], horizon: int, generator: torch.Generator | None) -> Dream:
+        """Let the actor act in the model from states [B, ...]."""
+        shape, like = (horizon, len(states["deter"])), states["deter"]
+        draws = self.model.rssm.variable.draw(shape, like, generator)
+        return self.model.imagine(self.actor, states, draws, self.actor.policy.draw(shape, like, generator))
+
+    def values(self, features: Tensor) -> Tensor:
+        """Return the values that returns bootstrap from."""
+        critic = self.slow_critic if self.slow_targets else self.critic
+        with self.model.computing(features.device):
+            return critic.mean(critic(features))
+
+    def losses(self, seen: Seen, generator: torch.Generator) -> tuple[dict[str, Tensor], Metrics]:
+        """Return the losses of actor and critic by name, and what is worth watching."""
+        policy = self.actor.policy
+        start = tree_map(lambda leaf: leaf.detach().flatten(0, 1), seen.observed.states)
+        with torch.set_grad_enabled(self.through_model), frozen(*self._passed_through()):
+            dream = self.imagine(start, self.horizon, generator)
+            values = self.values(dream.features)
+            returns = imagined_returns(dream, values, self.trace)
+        if self.return_scale is not None:
+            self.return_scale.update(returns)
+        scale = torch.ones_like(returns[0, 0]) if self.return_scale is None else self.return_scale.value.clone()
+        features = dream.features[:-1].detach()
+        with self.model.computing(features.device):
+            parameters = self.actor(features)
+        entropy = policy.entropy(parameters)
+        if self.through_model:
+            objective = returns / scale
+        else:
+            objective = policy.log_prob(parameters, dream.actions) * (returns - values[:-1]) / scale
+        losses = {
+            "actor": -(dream.weights * (objective + self.entropy_weight * entropy)).mean(),
+            "critic": self._critic_loss(features, returns, dream.weights),
+        }
+        if self.learn_replay:
+            batch = seen.batch
+            targets = replay_returns(batch, returns[0].view(batch.shape), self.model.gamma, self.trace)
+            losses["replay_value"] = self._critic_loss(seen.features[:-1], targets, (~batch["is_last"][:-1]).float())
+        watched = {"reward": dream.rewards, "return": returns, "value": values, "discount": dream.discounts}
+        metrics = {f"imagined_{name}": numbers.detach().mean() for name, numbers in watched.items()}
+        return losses, metrics | {"actor_entropy": entropy.detach().mean(), "return_scale": scale}
+
+    def _critic_loss(self, features: Tensor, returns: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighed mean loss of values against returns, and against those of the slow critic."""
+        with self.model.computing(features.device):
+            outputs = self.critic(features)
+        loss = self.critic.loss(outputs, returns.detach())
+        if self.slow_weight:
+            with torch.no_grad(), self.model.computing(features.device):
+                slow = self.slow_critic.mean(self.slow_critic(features))
+            loss = loss + self.slow_weight * self.critic.loss(outputs, slow)
+        return (weights * loss).mean()
+
+    def _passed_through(self) -> tuple[nn.Module | None, ...]:
+        return (self.model.reward, self.model.continuation, self.critic) if self.through_model else ()
+
+
+def imagined_returns(dream: Dream, values: Tensor, trace: float) -> Tensor:
+    """Return the lambda-returns [H, B] of an imagined trajectory with values [H + 1, B]."""
+    traces = torch.full_like(dream.rewards, trace)
+    return td_lambda(dream.rewards, values[1:], dream.discounts[1:], traces)
+
+
+def replay_returns(batch: Batch, bootstrap: Tensor, gamma: float, trace: float) -> Tensor:
+    """Return the lambda-returns [T - 1, B] of arrivals [T, B], bootstrapped by what was imagined from each of them."""
+    discounts = gamma * (~batch.terminated[1:]).float()
+    traces = trace * (~batch["is_last"][1:]).float()
+    return td_lambda(batch.rewards[1:], bootstrap[1:], discounts, traces)
+
+
+def as_batch(dream: Dream, values: Tensor, gamma: float) -> Batch:
+    """Return an imagined trajectory and its values [H + 1, B] as a [H, B] batch whose observations are features."""
+    ended = dream.discounts[1:].detach() < 0.5 * gamma
+    return Batch(
+        observations=dream.features[:-1],
+        actions=dream.actions,
+        rewards=dream.rewards,
+        terminated=ended,
+        truncated=torch.zeros_like(ended),
+        next_observations=dream.features[1:],
+        extras={
+            "discounts": dream.discounts[1:],
+            "values": values[:-1],
+            "next_values": values[1:],
+            "weights": dream.weights,
+        },
+    )
+
+
+@contextmanager
+def frozen(*modules: nn.Module | None) -> Iterator[None]:
+    """Let gradients pass through modules without reaching their parameters."""
+    trained = [p for module in modules if module is not None for p in module.parameters() if p.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
