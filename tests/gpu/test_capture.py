@@ -32,6 +32,9 @@ SMALL = {
     "dqn_cartpole": ("update_controller", {"buffer.storage": "device", "workflow.target_every": 3}),
     "ppo_cartpole": ("update_controller", {"workflow.num_epochs": 2}),
     "sac_pendulum": ("update_agent", {"buffer.storage": "device"}),
+    "mbmpc_cartpole": (("update_world_model", "update_controller"), {"buffer.storage": "device"}),
+    "pets_swingup": ("update_world_model", {"buffer.storage": "device"}),
+    "mcts_gridworld": ("update_controller", {"buffer.storage": "device"}),
     "td3_pendulum": (("update_critic", "update_critic", "update_actor"), {"buffer.storage": "device"}),
 }
 
@@ -103,6 +106,46 @@ def test_sac_agrees():
 
 def test_td3_agrees():
     check_agreement("td3_pendulum")
+
+
+def test_mbmpc_agrees():
+    check_agreement("mbmpc_cartpole")
+
+
+def test_pets_agrees():
+    check_agreement("pets_swingup")
+
+
+def test_mcts_agrees():
+    check_agreement("mcts_gridworld")
+
+
+def check_decisions_agree(name):
+    """The same decisions, eager and captured: a planner must not wait for the host either."""
+    actions = []
+    for captured in (False, True):
+        with device_stream("cuda"):
+            experiment, _ = prepare(name)
+            workflow, collector = experiment.workflow, experiment.collector
+            act = HookCapture(experiment.seeds.generators).act(workflow.act) if captured else workflow.act
+            generator = torch.Generator("cuda").manual_seed(0)
+            seen, state = (
+                torch.from_numpy(collector.observations).to("cuda"),
+                workflow.initial_state(collector.num_envs),
+            )
+            said = []
+            for _ in range(8):
+                decision = act(seen, state, explore=True, generator=generator)
+                state = decision.state
+                said.append(decision.actions.float().clone())
+            actions.append(torch.stack(said))
+            experiment.close()
+    assert (actions[0] - actions[1]).abs().max() < 1e-3, name
+
+
+def test_decisions_of_planners_agree():
+    for name in ("mbmpc_cartpole", "pets_swingup", "mcts_gridworld", "sac_pendulum", "td3_pendulum"):
+        check_decisions_agree(name)
 
 
 def test_replays_draw_fresh_noise():

@@ -10,6 +10,14 @@ GOALS = [
     ("ppo_cartpole", 475.0),
     ("ppo_pointmass", -12.0),
     ("ppo_pendulum", -250.0),
+    ("sac_pendulum", -160.0),
+    ("td3_pendulum", -160.0),
+    ("mpc_cartpole", 500.0),
+    ("mpc_swingup", 400.0),
+    ("mbmpc_cartpole", 475.0),
+    ("pets_swingup", 400.0),
+    ("mcts_gridworld", 0.9),
+    ("dqn_in_the_dream", 475.0),
 ]
 
 

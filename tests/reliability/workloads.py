@@ -65,6 +65,45 @@ _DREAMER = (
     "training.total_timesteps=200",
     *_OFTEN,
 )
+_PLANNING = (
+    "components.planner.num_samples=8",
+    "components.planner.horizon=2",
+    "environment.num_envs=2",
+    "environment.max_episode_steps=30",
+    *_OFTEN,
+)
+_LEARNED = (
+    "components.dynamics.hidden=[8]",
+    "training.phases.0.duration_steps=40",
+    "training.phases.0.workflow_hooks.0.collect=5",
+    "training.total_timesteps=120",
+    *_REPLAY,
+)
+_MCTS = (
+    "components.planner.num_simulations=4",
+    "environment.num_envs=2",
+    "environment.resize=[8,8]",
+    "environment.max_episode_steps=20",
+    "training.total_timesteps=120",
+    *_REPLAY,
+    *_OFTEN,
+)
+_DREAM = (
+    "components.dynamics.hidden=[8]",
+    "components.q_network.hidden=[8]",
+    "environment.num_envs=2",
+    "buffers.replay.min_size=8",
+    "buffers.replay.batch_size=8",
+    "buffers.dreams.capacity=100",
+    "buffers.dreams.min_size=16",
+    "buffers.dreams.batch_size=8",
+    "training.phases.0.duration_steps=40",
+    "training.phases.0.workflow_hooks.0.collect=5",
+    "training.phases.1.duration_updates=20",
+    "training.phases.1.workflow_hooks.0.update_world_model=5",
+    "training.phases.2.duration_steps=120",
+    *_OFTEN,
+)
 
 WORKLOADS: dict[str, tuple[str, ...]] = {
     "dqn": ("dqn_cartpole", "training.total_timesteps=320", "training.phases.0.workflow_hooks.0.collect=8", *_DQN),
@@ -101,6 +140,17 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     ),
     "sac": ("sac_pendulum", "environment.num_envs=2", "components.critics.layer_norm=true", *_CONTINUOUS),
     "td3": ("td3_pendulum", *_CONTINUOUS),
+    "mpc": ("mpc_cartpole", "training.phases.0.workflow_hooks.0.collect=5", "training.total_timesteps=100", *_PLANNING),
+    "mbmpc": ("mbmpc_cartpole", *_PLANNING, *_LEARNED),
+    "pets": (
+        "pets_swingup",
+        "components.planner.num_elites=4",
+        "components.planner.num_iterations=2",
+        *_PLANNING,
+        *_LEARNED,
+    ),
+    "mcts": ("mcts_gridworld", *_MCTS),
+    "dream": ("dqn_in_the_dream", *_DREAM),
 }
 
 

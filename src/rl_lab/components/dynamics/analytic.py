@@ -146,8 +146,17 @@ class SwingUpModel(AnalyticModel):
 
     def rewards(self, latents: Tensor, actions: Tensor) -> Tensor:
         """Return the reward of where the step leads."""
-        following = self.step(latents, actions)
-        return (1.0 + following[..., 2]) / 2 * (1.0 - (following[..., 0] / 2.4).square() / 2)
+        return SwingUpReward()(self.step(latents, actions))
+
+
+class SwingUpReward:
+    """The known reward of `tiny/CartPoleSwingUp`, for planning with learned dynamics: that of having arrived."""
+
+    of_arrival = True
+
+    def __call__(self, latents: Tensor, actions: Tensor | None = None) -> Tensor:
+        """Return the reward of having arrived at latents."""
+        return (1.0 + latents[..., 2]) / 2 * (1.0 - (latents[..., 0] / 2.4).square() / 2)
 
 
 class GridWorldModel(AnalyticModel):

@@ -60,10 +60,16 @@ class Heads(nn.Module):
             return torch.zeros(latents.shape[:-1], dtype=latents.dtype, device=latents.device)
         return self._done_logits(latents).sigmoid()
 
+    def deviation(self, latents: Tensor) -> Tensor:
+        """Return how far latents lie from what was seen: the greatest of their entries, in deviations."""
+        return self._normal(latents).abs().amax(-1)
+
     def _done_logits(self, observations: Tensor) -> Tensor:
+        return self.done_head(self._normal(observations)).squeeze(-1)  # type: ignore[misc]
+
+    def _normal(self, observations: Tensor) -> Tensor:
         size = self.observation
-        normal = (observations - self.inputs.shift[:size]) / self.inputs.scale[:size]
-        return self.done_head(normal).squeeze(-1)  # type: ignore[misc]
+        return (observations - self.inputs.shift[:size]) / self.inputs.scale[:size]
 
     def head_losses(self, batch: Batch, joined: Tensor) -> dict[str, Tensor]:
         """Return the losses of the heads that there are, on normalised inputs."""

@@ -67,8 +67,10 @@ class EnsembleDynamics(Heads):
         """Return the mean of the next latents."""
         return self(self.join(latents, actions))
 
-    def elites(self) -> Tensor:
-        """Return the members with the least error on held-out rows."""
+    def elites(self) -> Tensor | None:
+        """Return the members with the least error on held-out rows; None where all are wanted."""
+        if self.num_elites == self.num_members:
+            return None
         return self.errors.topk(self.num_elites, largest=False).indices
 
     def propagate(self, particles: Tensor, actions: Tensor, generator: torch.Generator | None) -> Tensor:
