@@ -81,8 +81,9 @@ def _saved_replay(run: Any, buffer: Any, key: str) -> SavedReplay:
             valid=rings,
             remedy="name one of them",
         )
-    digest = hashlib.sha256(json.dumps([checkpoint.manifest["files"], checkpoint.manifest["segments"]]).encode())
-    return SavedReplay(rings[buffer], checkpoint.histories.get(buffer, {}), digest.hexdigest())
+    digests = [checkpoint.manifest[name] for name in ("files", "segments", "pages")]
+    digest = hashlib.sha256(json.dumps(digests).encode()).hexdigest()
+    return SavedReplay(rings[buffer], *checkpoint.histories[buffer], digest)
 
 
 def _newest_checkpoint(folder: Path, key: str) -> Checkpoint:

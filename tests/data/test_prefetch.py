@@ -77,7 +77,7 @@ def test_batches_are_the_same_with_and_without_reading_ahead(tmp_path, any_size,
         assert one.keys() == other.keys()
         for name in one:
             assert torch.equal(one[name], other[name]), name
-    assert replay.get_state()["ring"]["written"]["latents"].max() > 3
+    assert replay.ring.get_written()["written"]["latents"].max() > 3
 
 
 def test_a_batch_that_was_read_too_early_would_be_another_one(tmp_path, any_size, monkeypatch):

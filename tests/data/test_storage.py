@@ -114,11 +114,13 @@ def test_a_saved_ring_comes_back_from_files_in_any_memory(kind, other, make_ring
     ring.write(np.arange(3), {"surprise": torch.randn(3, generator=generator).bfloat16()})
     segments = ring.segments()
     assert len(segments) > 1
-    saved = decode(*encode(ring.get_state(since=segments[-1][1])))  # through the files of a checkpoint
+    saved = decode(*encode(ring.get_state(since=segments[-1][1], written=False)))  # through the files of a checkpoint
     parts = {start: decode(*encode(ring.read(start, stop))) for start, stop in segments}
+    pages = {start: decode(*encode(ring.read_page(start, stop))) for start, stop in ring.pages()}
+    assert len(pages) > 1
     copy = make_ring(other)
     copy.add(with_latents(World(2, seed=9).collect(50), generator))  # what was there before is gone
-    copy.set_state(saved, parts)
+    copy.set_state(saved, parts, pages)
     more = with_latents(world.collect(5), generator)
     for each in (ring, copy):
         each.add(more)
@@ -129,7 +131,7 @@ def test_a_saved_ring_comes_back_from_files_in_any_memory(kind, other, make_ring
 
 def whole(ring, group):
     return {
-        f"{name} {i}": ring.storage.export(leaf, ring.size)
+        f"{name} {i}": ring.storage.export(leaf, 0, ring.size)
         for name, column in getattr(ring, group).items()
         for i, leaf in enumerate(tree_leaves(column))
     }
@@ -139,10 +141,14 @@ def test_columns_that_updates_rewrite_are_saved_only_as_far_as_rows_are_filled(m
     ring = make_ring("cpu", capacity=1000)
     ring.add(with_latents(World(2, never_ends=True).collect(10), torch.Generator().manual_seed(0)))
     ring.write(np.arange(4), {"deter": torch.ones(4, 5).bfloat16(), "new": torch.ones(4)})
-    state = ring.get_state()
-    assert len(state["rewritten"]["deter"]) == len(state["written"]["new"]) == 22  # with the open rows
+    written = ring.get_state()["written"]
+    assert len(written["rewritten"]["deter"]) == len(written["written"]["new"]) == 22  # with the open rows
+    assert ring.pages() == [(0, 22)]
     ring.add(with_latents(World(2, never_ends=True).collect(990), torch.Generator().manual_seed(0)))
-    assert len(ring.get_state()["written"]["new"]) == ring.size
+    assert len(ring.get_state()["written"]["written"]["new"]) == ring.size
+    ring.segment_bytes = 14 * 100  # of a row, `deter` and `new`
+    assert ring.pages()[:2] == [(0, 100), (100, 200)]
+    assert ring.pages()[-1][1] == ring.size
 
 
 @pytest.mark.parametrize("kind", ["cpu", "disk"])

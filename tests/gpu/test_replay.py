@@ -78,7 +78,7 @@ def learned(storage, *, captured, ahead=True):
                 Hook("update_memory", 8, source="replay"), PHASE, workflow, None, {"replay": replay}, capture=capture
             )
         torch.cuda.synchronize()
-        written = replay.get_state()["ring"]["rewritten"]
+        written = replay.ring.get_written()["rewritten"]
         return workflow.seen.cpu(), {name: torch.as_tensor(column).float() for name, column in written.items()}
 
 

@@ -54,7 +54,7 @@ def rings(checkpoint: Checkpoint) -> dict[str, Any]:
         if "ring" in state:
             num_rows, num_envs = state["ring"]["shape"]
             ring = Ring(num_envs, (num_rows - 1) * num_envs)
-            ring.set_state(state["ring"], checkpoint.histories.get(name))
+            ring.set_state(state["ring"], *checkpoint.histories.get(name, ()))
             found[name] = {**ring.get_state(), "steps": ring.steps, "last": ring.last, "columns": ring.columns}
     return found
 

@@ -20,7 +20,7 @@ LENGTH = 4  # rows of a segment
 
 
 class Rows:
-    """Replay history: two segments more at every save; four are living."""
+    """Replay history: two segments more at every save; four are living. One page stays, two change with every save."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -31,6 +31,12 @@ class Rows:
 
     def read(self, start: int, stop: int) -> dict[str, Any]:
         return {"rewards": torch.arange(start, stop, dtype=torch.float32), "steps": np.arange(start, stop)}
+
+    def pages(self) -> list[tuple[int, int]]:
+        return [(start, start + LENGTH) for start in range(0, 3 * LENGTH, LENGTH)]
+
+    def read_page(self, start: int, stop: int) -> dict[str, Any]:
+        return {"written": {"latents": torch.arange(start, stop).bfloat16() + (self.number if start else 0)}}
 
 
 def state(number: int) -> dict[str, Any]:
@@ -75,8 +81,12 @@ def number_of(checkpoint: Checkpoint | None) -> int:
         assert torch.equal(tensor, expected[name]), f"{name} is not of save {number}"
     if checkpoint.histories:
         rows = Rows(number)
-        found = checkpoint.histories["replay"]
+        found, pages = checkpoint.histories["replay"]
         assert sorted(found) == [start for start, _ in rows.segments()]
+        assert sorted(pages) == [start for start, _ in rows.pages()]
+        for start, stop in rows.pages():
+            expected = rows.read_page(start, stop)["written"]["latents"]
+            assert torch.equal(pages[start]["written"]["latents"], expected)
         for start, stop in rows.segments():
             assert torch.equal(found[start]["rewards"], rows.read(start, stop)["rewards"])
             assert np.array_equal(found[start]["steps"], rows.read(start, stop)["steps"])

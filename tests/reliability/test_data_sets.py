@@ -45,7 +45,7 @@ def test_stopped_and_resumed_in_an_offline_phase(warm, collected, folder):
         assert warm.run(words, log, ("stop_at", point, signal)) == (75 if signal == "SIGTERM" else -9), log.read_text()
     assert warm.run(offline_words(collected, folder / "parts"), log) == 0, log.read_text()
     assert differences(snapshot(folder / "parts"), snapshot(folder / "whole")) == []
-    saved = newest(folder / "whole").state["sources"]["replay"]
+    saved = newest(folder / "whole").state["sources"]["replay"]["written"]
     assert saved["written"].keys() == {"surprise"}
     assert saved["rewritten"].keys() == {"hidden", "half"}
     assert not (folder / "whole" / "replay").exists()  # the data are not copied into the run

@@ -30,6 +30,7 @@ class SavedReplay(NamedTuple):
 
     state: Mapping[str, Any]
     segments: Mapping[int, Any]
+    pages: Mapping[int, Any]
     digest: str
 
 
@@ -86,9 +87,14 @@ class OfflineSource(ReplaySource):
 
     def get_state(self) -> dict[str, Any]:
         """Return which data set it is, and what updates wrote beside it."""
-        return {"digest": self.digest, **self.ring.get_written()}
+        return {"digest": self.digest, "written": self.ring.get_written()}
 
-    def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
+    def set_state(
+        self,
+        state: Mapping[str, Any],
+        segments: Mapping[int, Any] | None = None,
+        pages: Mapping[int, Any] | None = None,
+    ) -> None:
         """Restore what updates wrote, if the data set is the same."""
         if state["digest"] != self.digest:
             raise UserError(
@@ -97,44 +103,46 @@ class OfflineSource(ReplaySource):
                 value=self.digest[:12],
                 remedy=f"bring the files back whose digest begins with {str(state['digest'])[:12]}",
             )
-        self.ring.set_written(state)
+        self.ring.set_written({0: state["written"]})
 
 
 def _from_run(saved: SavedReplay, columns: Sequence[str], make: MakeRing) -> Ring:
     def wanted(part: Mapping[str, Any]) -> dict[str, Any]:
         return {name: column for name, column in part.items() if name in HISTORY or name in columns}
 
-    state = saved.state
+    def wanted_page(page: Mapping[str, Any]) -> dict[str, Any]:
+        return {group: wanted(part) for group, part in page.items()}
+
+    state, pages = saved.state, saved.pages
     num_rows, num_envs = state["shape"]
     if state["tail"] is None:
-        raise UserError("this run has not stored anything", key="run", value=num_rows, remedy="take another one")
-    known = {*state["tail"], *state["rewritten"], *state["written"]}
+        raise UserError("this run has not stored anything", key="run", value=None, remedy="take another one")
+    first = pages[min(pages)] if pages else {}
+    known = {*state["tail"], *(name for part in first.values() for name in part)} - set(HISTORY)
     for name in columns:
         if name not in known:
-            raise UserError(
-                "the replay of this run has no such column", key="columns", value=name, valid=known - set(HISTORY)
-            )
-    kept = {name: wanted(state[name]) for name in ("tail", "rewritten", "written")}
-    segments = _Filtered(saved.segments, wanted)
-    ring: Ring = make(int(num_rows) - 1, int(num_envs))
-    ring.set_state({**state, **kept}, segments)
+            raise UserError("the replay of this run has no such column", key="columns", value=name, valid=known)
+    ring = make(int(num_rows) - 1, int(num_envs))
+    ring.set_state(
+        {**state, "tail": wanted(state["tail"])}, _Changed(saved.segments, wanted), _Changed(pages, wanted_page)
+    )
     return ring
 
 
-class _Filtered(Mapping[int, Any]):
-    """Segments that are read one at a time, without the columns that nobody wants."""
+class _Changed(Mapping[int, Any]):
+    """Parts of a saved replay, each read and changed when it is wanted."""
 
-    def __init__(self, segments: Mapping[int, Any], wanted: Callable[[Mapping[str, Any]], Any]) -> None:
-        self._segments, self._wanted = segments, wanted
+    def __init__(self, parts: Mapping[int, Any], change: Callable[[Mapping[str, Any]], Any]) -> None:
+        self._parts, self._change = parts, change
 
     def __getitem__(self, start: int) -> Any:
-        return self._wanted(self._segments[start])
+        return self._change(self._parts[start])
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._segments)
+        return iter(self._parts)
 
     def __len__(self) -> int:
-        return len(self._segments)
+        return len(self._parts)
 
 
 def _paths(files: str | Sequence[str]) -> list[Path]:

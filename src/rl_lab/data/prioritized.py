@@ -152,9 +152,14 @@ class PrioritizedReplaySource(ReplaySource):
         own = {"masses": self.tree.leaves[: self.ring.size].copy(), "heads": self.ring.heads.copy()}
         return super().get_state() | own | {"max_priority": self.max_priority, "beta": self.beta}
 
-    def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
+    def set_state(
+        self,
+        state: Mapping[str, Any],
+        segments: Mapping[int, Any] | None = None,
+        pages: Mapping[int, Any] | None = None,
+    ) -> None:
         """Restore what `get_state` returned."""
-        super().set_state(state, segments)
+        super().set_state(state, segments, pages)
         masses = np.asarray(state["masses"])
         self.tree.set(np.arange(self.ring.size), masses)
         self.windows.restore(masses > 0, np.array(state["heads"], np.int64))

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from rl_lab.core.batch import Batch, Tree, tree_leaves, tree_map, tree_zip
-from rl_lab.data.storage import Column, DeviceStorage, HostStorage, Rows, Storage
+from rl_lab.data.storage import DeviceStorage, HostStorage, Rows, Storage
 
 _GIVEN = ("observations", "actions", "rewards")
 _ENDS = ("terminated", "truncated")
@@ -255,8 +255,49 @@ class Ring:
         }
         return {"steps": self.steps[rows].reshape(shape), "last": self.last[rows].reshape(shape), **history}
 
-    def get_state(self, since: int = 0) -> dict[str, Any]:
-        """Return a copy of everything from a position on (the rest is in `segments`), rewritten columns whole."""
+    def pages(self) -> list[tuple[int, int]]:
+        """Return (start, stop) of blocks of filled rows: about `segment_bytes` each of what updates wrote to them."""
+        leaves = [*tree_leaves(self.written), *(leaf for n in self.rewritten for leaf in tree_leaves(self.extras[n]))]
+        if not leaves:
+            return []
+        length = max(self.segment_bytes * self.size // sum(leaf.nbytes for leaf in leaves), 1)
+        end = self.num_filled * self.num_envs
+        return [(start, min(start + length, end)) for start in range(0, end, length)]
+
+    def read_page(self, start: int, stop: int) -> dict[str, Any]:
+        """Return a copy of the columns that updates made or changed, of consecutive rows, in host memory."""
+        part = lambda leaf: self.storage.export(leaf, start, stop)  # noqa: E731
+        return {
+            "rewritten": {name: tree_map(part, self.extras[name]) for name in sorted(self.rewritten)},
+            "written": tree_map(part, self.written),
+        }
+
+    def get_written(self) -> dict[str, Any]:
+        """Return a copy of the columns that updates made or changed, as far as rows are filled."""
+        return self.read_page(0, self.num_filled * self.num_envs)
+
+    def set_written(self, saved: Mapping[int, Any]) -> None:
+        """Restore what updates wrote beside the rows that are here; `saved` are pages by their first row."""
+        self.written, self.rewritten = {}, set()
+        for start in sorted(saved):
+            page = saved[start]
+            for group, columns in ((self.extras, page["rewritten"]), (self.written, page["written"])):
+                for name, column in columns.items():
+                    values = tree_map(torch.as_tensor, column)
+                    if start == min(saved):
+                        group[name] = self._zeros(values, 1)
+                    rows = int(start) + np.arange(len(next(tree_leaves(values))))
+                    if len(rows) and rows[-1] >= self.size:
+                        raise ValueError(f"column '{name}' has more rows than the ring")
+                    self._put(name, group[name], rows, values)
+            self.rewritten |= set(page["rewritten"])
+            self.storage.flush()
+
+    def get_state(self, since: int = 0, *, written: bool = True) -> dict[str, Any]:
+        """Return a copy of everything from a position on: what is before it, in `segments`, never changes.
+
+        What updates wrote comes as one page, or not at all: then it is in `pages`.
+        """
         start = max(since, self.oldest)
         return {
             "shape": [self.num_rows, self.num_envs],
@@ -267,11 +308,16 @@ class Ring:
             "opened": self.opened.copy(),
             "start": start,
             "tail": self.read(start, int(self.heads.max()) + 1) if self.columns else None,
-            **self.get_written(),
+            "written": self.get_written() if written else None,
         }
 
-    def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
-        """Restore in place what `get_state` returned and the segments before it."""
+    def set_state(
+        self,
+        state: Mapping[str, Any],
+        segments: Mapping[int, Any] | None = None,
+        pages: Mapping[int, Any] | None = None,
+    ) -> None:
+        """Restore in place what `get_state` returned, the segments before it and the pages beside it."""
         if list(state["shape"]) != [self.num_rows, self.num_envs]:
             raise ValueError(
                 f"the saved ring has {state['shape'][0]} rows of {state['shape'][1]} environments, "
@@ -282,32 +328,15 @@ class Ring:
         self._head_rows = self.rows(self.heads)
         self.steps[:], self.last[:] = 0, False
         self.columns, self.extras = {}, {}
-        self.rewritten = set(state["rewritten"])
+        segments, pages = segments or {}, ({0: state["written"]} if state["written"] is not None else pages or {})
+        self.rewritten = set(pages[min(pages)]["rewritten"]) if pages else set()
         if state["tail"] is not None:
-            for start in sorted(segments or ()):  # one after the other: together they may be more than memory holds
-                self._restore(int(start), (segments or {})[start])
+            for start in sorted(segments):  # one after the other: together they may be more than memory holds
+                self._restore(int(start), segments[start])
             self._restore(int(state["start"]), state["tail"])
-        self.set_written(state)
+        self.set_written(pages)
         self.version += 1
         self.restored += 1
-
-    def get_written(self) -> dict[str, Any]:
-        """Return a copy of the columns that updates made or changed, as far as rows are filled."""
-        return {
-            "rewritten": {name: tree_map(self._filled, self.extras[name]) for name in sorted(self.rewritten)},
-            "written": tree_map(self._filled, self.written),
-        }
-
-    def set_written(self, state: Mapping[str, Any]) -> None:
-        """Restore what `get_written` returned, beside the same rows."""
-        self.written, self.rewritten = {}, set(state["rewritten"])
-        filled = np.arange(self.num_filled * self.num_envs)
-        for group, saved in ((self.extras, state["rewritten"]), (self.written, state["written"])):
-            for name, values in saved.items():
-                values = tree_map(torch.as_tensor, values)
-                group[name] = self._zeros(values, 1)
-                self._put(name, group[name], filled, values)
-                self.storage.flush()
 
     def _restore(self, start: int, part: Mapping[str, Any]) -> None:
         """Put rows by position back, where they are still stored."""
@@ -324,9 +353,6 @@ class Ring:
                 group[name] = self._zeros(values, 2)
             self._put(name, group[name], rows, values, stored)
         self.storage.flush()
-
-    def _filled(self, leaf: Column) -> Column:
-        return self.storage.export(leaf, self.num_filled * self.num_envs)
 
     def _history_columns(self) -> Iterator[tuple[str, Tree]]:
         """Yield the columns that never change once a row is written."""

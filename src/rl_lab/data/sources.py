@@ -79,15 +79,20 @@ class Source(Protocol):
 
     @property
     def history(self) -> Ring | None:
-        """What never changes and is saved once, in segments."""
+        """What is saved in files of its own: segments that never change, pages of what updates write."""
         ...
 
     def get_state(self) -> dict[str, Any]:
-        """Return everything but the generator and the segments of `history`."""
+        """Return everything but the generator, and the segments and pages of `history`."""
         ...
 
-    def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
-        """Restore what `get_state` returned, and the segments."""
+    def set_state(
+        self,
+        state: Mapping[str, Any],
+        segments: Mapping[int, Any] | None = None,
+        pages: Mapping[int, Any] | None = None,
+    ) -> None:
+        """Restore what `get_state` returned, and the segments and pages of `history`."""
         ...
 
 
@@ -182,7 +187,12 @@ class StreamSource:
         names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations", "extras")
         return {"rollout": {name: getattr(self.rollout, name) for name in names}}
 
-    def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
+    def set_state(
+        self,
+        state: Mapping[str, Any],
+        segments: Mapping[int, Any] | None = None,
+        pages: Mapping[int, Any] | None = None,
+    ) -> None:
         """Restore the rollout."""
         saved = state["rollout"]
         move = lambda leaf: torch.as_tensor(leaf).to(self.device)  # noqa: E731
@@ -336,19 +346,24 @@ class ReplaySource:
         return self.ring if self.owns_ring else None
 
     def get_state(self) -> dict[str, Any]:
-        """Return the ring without its segments, unless it is another source's, and the online queue."""
+        """Return the ring without segments and pages, unless it is another source's, and the online queue."""
         state = {} if self.online is None else {"online": self.online.get_state()}
         if not self.owns_ring:
             return state
         segments = self.ring.segments()
-        return {"ring": self.ring.get_state(since=segments[-1][1] if segments else 0), **state}
+        return {"ring": self.ring.get_state(since=segments[-1][1] if segments else 0, written=False), **state}
 
-    def set_state(self, state: Mapping[str, Any], segments: Mapping[int, Any] | None = None) -> None:
+    def set_state(
+        self,
+        state: Mapping[str, Any],
+        segments: Mapping[int, Any] | None = None,
+        pages: Mapping[int, Any] | None = None,
+    ) -> None:
         """Restore ring and queue in place."""
         if self.online is not None:
             self.online.set_state(state["online"])
         if self.owns_ring:
-            self.ring.set_state(state["ring"], segments)
+            self.ring.set_state(state["ring"], segments, pages)
 
     def _sync(self) -> None:
         self.windows.sync()

@@ -62,8 +62,8 @@ class Storage(Protocol):
         """Write rows that may repeat: of equal ones the last wins."""
         ...
 
-    def export(self, column: Column, num_rows: int) -> Column:
-        """Return a copy of the first rows in host memory."""
+    def export(self, column: Column, start: int, stop: int) -> Column:
+        """Return a copy of consecutive rows in host memory."""
         ...
 
 
@@ -119,9 +119,9 @@ class HostStorage:
         array = _checked(name, _as_array(values), column)
         _bits(column)[rows.reshape(-1)] = _bits(array)[last_of_equal(rows.reshape(-1))]
 
-    def export(self, column: NDArray[Any], num_rows: int) -> NDArray[Any] | Tensor:
-        """Return a copy of the first rows; of bfloat16, which no file format of NumPy's knows, as a tensor."""
-        copy = _bits(column)[:num_rows].copy()
+    def export(self, column: NDArray[Any], start: int, stop: int) -> NDArray[Any] | Tensor:
+        """Return a copy of consecutive rows; of bfloat16, which NumPy cannot name, as a tensor."""
+        copy = _bits(column)[start:stop].copy()
         return torch.from_numpy(copy).view(torch.bfloat16) if column.dtype == BFLOAT16 else copy
 
     def _zeros(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
@@ -197,9 +197,9 @@ class DeviceStorage:
         last = order[torch.searchsorted(flat[order], flat, right=True) - 1]
         column.index_copy_(0, flat, _checked(name, values.detach().to(self.device), column)[last])
 
-    def export(self, column: Tensor, num_rows: int) -> Tensor:
-        """Return a copy of the first rows in host memory."""
-        return column[:num_rows].to("cpu", copy=True)
+    def export(self, column: Tensor, start: int, stop: int) -> Tensor:
+        """Return a copy of consecutive rows in host memory."""
+        return column[start:stop].to("cpu", copy=True)
 
 
 def _as_array(values: Tensor) -> NDArray[Any]:

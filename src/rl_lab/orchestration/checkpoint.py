@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -33,6 +33,7 @@ BEST = ("best", ".best.old")  # the best agent; the second name only while it is
 MAX_MANIFEST_BYTES = 16 * 2**20
 _NUMBER = re.compile(r"\d{10}")
 _SECTION_NAME = re.compile(r"[A-Za-z0-9_]+")
+_REPLAY = ("segments", "pages")  # entries of a manifest
 _BUFFER_NAME = re.compile(r"[\w-]+")
 _SEGMENT_NAME = re.compile(r"\d{12}-[0-9a-f]{12}\.safetensors")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -46,7 +47,7 @@ class CheckpointError(Exception):
 
 
 class History(Protocol):
-    """Replay rows that never change any more, in segments cut by position."""
+    """Replay rows that never change any more, in segments cut by position, and what updates write, in pages of rows."""
 
     def segments(self) -> list[tuple[int, int]]:
         """Return (start, stop) of the complete segments that still hold living rows."""
@@ -56,9 +57,17 @@ class History(Protocol):
         """Return the columns of a segment."""
         ...
 
+    def pages(self) -> list[tuple[int, int]]:
+        """Return (start, stop) of blocks of rows that updates write to; the next save may find them changed."""
+        ...
 
-class Segments(Mapping[int, Any]):
-    """Replay history by start position, read from its files one segment at a time: memory may not hold all of it."""
+    def read_page(self, start: int, stop: int) -> Mapping[str, Any]:
+        """Return the columns of a page."""
+        ...
+
+
+class Parts(Mapping[int, Any]):
+    """Parts of a replay by their start, read from their files one at a time: memory may not hold all of them."""
 
     def __init__(
         self, entries: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -75,6 +84,13 @@ class Segments(Mapping[int, Any]):
         return len(self._entries)
 
 
+class SavedHistory(NamedTuple):
+    """The replay of a buffer as a checkpoint lists it."""
+
+    segments: Parts
+    pages: Parts
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A verified checkpoint."""
@@ -82,7 +98,7 @@ class Checkpoint:
     path: Path
     manifest: dict[str, Any]
     state: dict[str, Any]
-    histories: dict[str, Segments]  # of each buffer
+    histories: dict[str, SavedHistory]  # of each buffer
 
 
 class CheckpointManager:
@@ -109,7 +125,8 @@ class CheckpointManager:
         if target.name in self.files.names(self.folder):
             return target
         segments = {name: self._save_segments(name, history) for name, history in (histories or {}).items()}
-        facts = {**facts, "segments": segments, "parent": self._newest_name()}
+        pages = {name: self._save_pages(name, history) for name, history in (histories or {}).items()}
+        facts = {**facts, "segments": segments, "pages": pages, "parent": self._newest_name()}
         self._reveal(self._prepare(target, state, facts), target)
         self._segments = {name: {entry["start"]: entry for entry in entries} for name, entries in segments.items()}
         self._collect_garbage()
@@ -213,13 +230,14 @@ class CheckpointManager:
             raise CheckpointError("the manifest's list of files does not fit its sections")
         if strange := set(self.files.names(path)) ^ (expected | {"manifest.json"}):
             raise CheckpointError(f"{min(strange)} is missing, or does not belong there")
-        segments = manifest.get("segments", {}) if replay else {}
+        segments, pages = (manifest.get(name, {}) if replay else {} for name in _REPLAY)
         if wanted is not None:
             if missing := set(wanted) - set(sections):
                 raise CheckpointError(f"it lacks {', '.join(sorted(missing))}")
             sections = [section for section in sections if section in wanted]
         files = {name: files[name] for name in _files_of(sections)}
-        total = sum(entry["size"] for entry in (*files.values(), *(e for own in segments.values() for e in own)))
+        parts = [entry for listed in (segments, pages) for entries in listed.values() for entry in entries]
+        total = sum(entry["size"] for entry in (*files.values(), *parts))
         if max_bytes is not None and total > max_bytes:
             raise CheckpointError(f"it says that it has {total:,} bytes, more than the {max_bytes:,} this run can need")
         contents = {name: self._read_verified(path / name, entry) for name, entry in files.items()}
@@ -228,11 +246,14 @@ class CheckpointManager:
             for section in sections
         }
         histories = {
-            name: Segments(entries, functools.partial(self._read_segment, name)) for name, entries in segments.items()
+            name: SavedHistory(
+                *(Parts(own.get(name, ()), functools.partial(self._read_part, name)) for own in (segments, pages))
+            )
+            for name in segments
         }
-        for history in histories.values():
-            for start in history:  # verified now; read again when it is needed
-                history[start]
+        for saved in (part for history in histories.values() for part in history):
+            for start in saved:  # verified now; read again when it is needed
+                saved[start]
         return Checkpoint(path, manifest, state, histories)
 
     def _read_manifest(self, path: Path) -> dict[str, Any]:
@@ -259,7 +280,7 @@ class CheckpointManager:
             raise CheckpointError(f"{path.name} does not match its digest")
         return data
 
-    def _read_segment(self, buffer: str, entry: Mapping[str, Any]) -> Any:
+    def _read_part(self, buffer: str, entry: Mapping[str, Any]) -> Any:
         data = self._read_verified(self._segment_folder(buffer) / entry["file"], entry)
         return _decoded(entry["file"], data, json.dumps(entry["columns"]).encode())
 
@@ -271,19 +292,33 @@ class CheckpointManager:
         missing = [(a, b) for a, b in segments if a not in known or known[a]["file"] not in present]
         if missing:
             self.files.make_folder(folder)
-            known = known | {a: self._save_segment(folder, a, history.read(a, b)) for a, b in missing}
+            known = known | {a: self._save_part(folder, a, history.read(a, b)) for a, b in missing}
             self.files.sync(folder, folder.parent)
             self._segments[buffer] = known  # written ones need not be written again if this checkpoint fails
         return [known[start] for start, _ in segments]
 
-    def _save_segment(self, folder: Path, start: int, columns: Mapping[str, Any]) -> dict[str, Any]:
+    def _save_pages(self, buffer: str, history: History) -> list[dict[str, Any]]:
+        """Write the pages that changed: a file is named by what it holds."""
+        pages, folder = history.pages(), self._segment_folder(buffer)
+        if not pages:
+            return []
+        self.files.make_folder(folder)
+        present = frozenset(self.files.names(folder))
+        entries = [self._save_part(folder, a, history.read_page(a, b), present) for a, b in pages]
+        self.files.sync(folder, folder.parent)
+        return entries
+
+    def _save_part(
+        self, folder: Path, start: int, columns: Mapping[str, Any], present: Collection[str] = ()
+    ) -> dict[str, Any]:
         data, plain = encode(columns)
         digest = hashlib.sha256(data).hexdigest()
         path = folder / f"{start:012d}-{digest[:12]}.safetensors"
-        temporary = folder / f".{path.name}.tmp-{os.getpid()}"
-        self.files.write(temporary, data)
-        self.files.sync(temporary)
-        self.files.rename(temporary, path)
+        if path.name not in present:
+            temporary = folder / f".{path.name}.tmp-{os.getpid()}"
+            self.files.write(temporary, data)
+            self.files.sync(temporary)
+            self.files.rename(temporary, path)
         return {"start": start, "file": path.name, "size": len(data), "sha256": digest, "columns": json.loads(plain)}
 
     def _segment_folder(self, buffer: str) -> Path:
@@ -339,10 +374,10 @@ class CheckpointManager:
         listed: dict[str, set[str]] = {}
         for path in published[-self.keep :]:
             try:
-                segments = self._read_manifest(path).get("segments", {})
+                manifest = self._read_manifest(path)
             except (CheckpointError, UserError, OSError, ValueError, LookupError, TypeError, AttributeError):
                 return  # a damaged one may list anything: remove nothing
-            for buffer, entries in segments.items():
+            for buffer, entries in (entry for name in _REPLAY for entry in manifest.get(name, {}).items()):
                 listed.setdefault(buffer, set()).update(entry["file"] for entry in entries)
         for buffer, names in listed.items():
             self._remove_unlisted(self._segment_folder(buffer), names)
@@ -400,13 +435,15 @@ def _check_manifest(manifest: Mapping[str, Any], path: Path) -> None:
             key=str(path),
             remedy="install a newer rl-lab",
         )
-    sections, files, segments = manifest["sections"], manifest["files"], manifest.get("segments", {})
+    sections, files = manifest["sections"], manifest["files"]
+    segments, pages = (manifest.get(name, {}) for name in _REPLAY)
     well_formed = (
         all(_SECTION_NAME.fullmatch(section) for section in sections)
         and len(set(sections)) == len(sections)
         and all(_is_entry(entry) for entry in files.values())
-        and all(_BUFFER_NAME.fullmatch(buffer) for buffer in segments)
-        and all(_is_segment(entry) for entries in segments.values() for entry in entries)
+        and all(_BUFFER_NAME.fullmatch(buffer) for buffer in (*segments, *pages))
+        and set(pages) <= set(segments)
+        and all(_is_part(entry) for own in (segments, pages) for entries in own.values() for entry in entries)
         and all(isinstance(text, str) for text in manifest["versions"].values())
         and type(manifest["threads"]) is int
         and 1 <= manifest["threads"] <= MAX_THREADS
@@ -419,6 +456,6 @@ def _is_entry(entry: Mapping[str, Any]) -> bool:
     return type(entry["size"]) is int and entry["size"] >= 0 and _DIGEST.fullmatch(entry["sha256"]) is not None
 
 
-def _is_segment(entry: Mapping[str, Any]) -> bool:
+def _is_part(entry: Mapping[str, Any]) -> bool:
     is_position = type(entry["start"]) is int and entry["start"] >= 0
     return is_position and _is_entry(entry) and _SEGMENT_NAME.fullmatch(entry["file"]) is not None

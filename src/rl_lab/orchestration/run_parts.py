@@ -106,7 +106,7 @@ class RunParts(AgentParts):
         for name, optimizer in self.optimizers.items():
             optimizer.set_state(state["optimizers"][name])
         for name, source in self.sources.items():
-            source.set_state(state["sources"][name], histories.get(name, {}))
+            source.set_state(state["sources"][name], *histories.get(name, ()))
         self.scheduler.set_state(state["phase_state"])
         self.evaluator.set_state(state["evaluation"])
         self.seeds.set_state(state["generators"])

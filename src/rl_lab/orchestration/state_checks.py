@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rl_lab.core.batch import Tree, tree_map
+from rl_lab.orchestration.checkpoint import SavedHistory
 from rl_lab.orchestration.run_parts import RunParts
 
 PLAIN_SECTIONS = ("counters", "phase_state", "run")
@@ -16,7 +17,7 @@ COLLECTOR_ARRAYS = ("episode_index", "running_returns", "running_lengths", "obse
 
 
 def check_state(
-    parts: RunParts, fresh: Mapping[str, Any], saved: Mapping[str, Any], histories: Mapping[str, Mapping[int, Any]]
+    parts: RunParts, fresh: Mapping[str, Any], saved: Mapping[str, Any], histories: Mapping[str, SavedHistory]
 ) -> None:
     """Compare a saved state with that of a run that has just been built; raise ValueError where it cannot fit."""
     for section in PLAIN_SECTIONS:
@@ -25,7 +26,7 @@ def check_state(
         _check_same(_layout(saved["collector"][name]), _layout(fresh["collector"][name]), f"the collector's {name}")
     seen = _layout(parts.collector.observations, 1)
     for name in () if parts.workflow.collects else parts.sources:
-        for columns in _columns(saved["sources"][name], histories.get(name, {})):
+        for columns in _columns(saved["sources"][name], histories[name].segments if name in histories else {}):
             _check_same(_layout(columns["observations"], 2), seen, f"the observations in '{name}'")
             for column, kind in (("rewards", "float32"), ("terminated", "bool"), ("truncated", "bool")):
                 _check_same(_layout(columns[column], 2), ((), kind), f"the {column} in '{name}'")
