@@ -19,6 +19,15 @@ HARMLESS = {
     *("__future__", "abc", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "itertools"),
     *("math", "operator", "types", "typing", "warnings", "weakref", "numpy", "torch", "rl_lab"),
 }
+# Parts that must know more, and what a configuration can make of that at the worst:
+KNOWS_MORE = {
+    # files without names, in the run's folder or one that the configuration states: a disk may be full for a while
+    "rl_lab.data.disk": {"mmap", "os", "pathlib", "shutil", "tempfile"},
+    # arrays of .npz files that the configuration states are read, without pickles; nothing is written
+    "rl_lab.data.offline": {"glob", "hashlib", "open", "pathlib", "zipfile", "zlib"},
+    # one thread that reads rows of the replay
+    "rl_lab.data.prefetch": {"concurrent"},
+}
 
 
 def admitted(module_path: str) -> dict[str, object]:
@@ -79,9 +88,11 @@ def test_of_ours_only_public_names(module):
 def test_our_parts_know_no_files_processes_or_modules(module):
     """A part that reads a file would read any that a stranger names: decide first what it may read."""
     tree = ast.parse(inspect.getsource(importlib.import_module(module)))
+    admitted_names = HARMLESS | KNOWS_MORE.get(module, set())
     for node in ast.walk(tree):
         names = [entry.name for entry in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        assert all(name.partition(".")[0] in HARMLESS for name in names), names
+        assert all(name.partition(".")[0] in admitted_names for name in names), names
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            assert node.func.id not in ("open", "eval", "exec", "compile", "__import__"), node.lineno
+            forbidden = {"open", "eval", "exec", "compile", "__import__"} - admitted_names
+            assert node.func.id not in forbidden, node.lineno
