@@ -264,7 +264,11 @@ CASES = {
         ["CartPole-v1"],
     ),
     "an id that imports a module": (["dqn_cartpole", "environment.id=os:system"], "environment.id", ["--allow os"]),
-    "missing extra": (["dqn_cartpole", "environment.id=dm_control/cartpole-balance-v0"], "environment.id", ["pip install"]),
+    "missing extra": (
+        ["dqn_cartpole", "environment.id=dm_control/cartpole-balance-v0"],
+        "environment.id",
+        ["pip install"],
+    ),
     "unknown setting of an environment": (
         ["dqn_cartpole", "environment=gridworld", "environment.kwargs.siez=9"],
         "environment.kwargs.siez",
