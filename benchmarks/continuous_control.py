@@ -1,13 +1,13 @@
 """SAC and TD3: CPU-seconds on Pendulum against stable-baselines3, and updates per second on a GPU.
 
-    python benchmarks/continuous_control.py [--repeats 5] [--steps 1500]
+    python benchmarks/continuous_control.py [--repeats 3] [--steps 3000]
     python benchmarks/continuous_control.py --gpu [--compile parts] [--capture none]
 
 On the CPU every run is a process of its own with one thread; the contenders take turns, so that a busy machine slows
 all of them, and numbers are CPU-seconds of the training alone (`time.process_time`: no start-up, no evaluation, no
-checkpoints). The hyper-parameters are the same: one environment, one update per step, batches of 256, two hidden
-layers of 256. On the GPU the networks have the shape of HalfCheetah (17 observations, 6 actions). The tables are
-added to `results/benchmarks/continuous_control.md`.
+checkpoints). The hyper-parameters are the same: one environment, one update per step (TD3: two after every two
+steps), batches of 256, two hidden layers of 256. On the GPU the networks have the shape of HalfCheetah (17
+observations, 6 actions). The tables are added to `results/benchmarks/continuous_control.md`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from model_free_cpu import PEER, RESULTS, ROOT, make_peer
 from model_free_jobs import SB3, Stopwatch
 
 OURS, GYM = "RL Lab", "RL Lab on Gymnasium's Pendulum"
-KNOBS = {
+COMMON = {
     "learning_rate": 1e-3,
     "capacity": 100_000,
     "learning_starts": 100,
@@ -39,6 +39,8 @@ KNOBS = {
     "target_rate": 0.005,
     "hidden": [256, 256],
 }
+# TD3's own rhythm: two steps, two updates of the critics, one of the actor.
+KNOBS = {"sac": COMMON | {"train_every": 1}, "td3": COMMON | {"train_every": 2}}
 COLUMNS = ["algorithm", "variant", "repeat", "steps", "updates", "cpu_seconds", "wall_seconds", "load"]
 
 
@@ -58,6 +60,7 @@ def run_ours(job: dict[str, Any]) -> dict[str, Any]:
         f"training.total_timesteps={job['steps']}",
         f"training.phases.0.duration_steps={knobs['learning_starts']}",
         f"training.phases.0.workflow_hooks.0.collect={knobs['learning_starts']}",
+        f"training.phases.1.workflow_hooks.0={{collect: {knobs['train_every']}}}",
         f"buffer.capacity={knobs['capacity']}",
         f"buffer.batch_size={knobs['batch_size']}",
         f"buffer.min_size={knobs['learning_starts']}",
@@ -112,7 +115,13 @@ def measure_cpu(repeats: int, steps: int) -> str:
     for repeat in range(repeats):
         for algorithm in ("sac", "td3"):
             for variant in (SB3, OURS, GYM):
-                job = {"algorithm": algorithm, "variant": variant, "knobs": KNOBS, "steps": steps, "seed": repeat}
+                job = {
+                    "algorithm": algorithm,
+                    "variant": variant,
+                    "knobs": KNOBS[algorithm],
+                    "steps": steps,
+                    "seed": repeat,
+                }
                 row = {name: job[name] for name in ("algorithm", "variant", "steps")} | {"repeat": repeat}
                 rows.append(row | run_in_process(job))
                 print({name: rows[-1][name] for name in COLUMNS}, flush=True)
@@ -222,8 +231,8 @@ def _shape_as_half_cheetah() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpu", action="store_true", help="measure updates per second on a GPU")
-    parser.add_argument("--repeats", type=int, default=5, help="turns on the CPU")
-    parser.add_argument("--steps", type=int, default=1500, help="steps of a run on the CPU")
+    parser.add_argument("--repeats", type=int, default=3, help="turns on the CPU")
+    parser.add_argument("--steps", type=int, default=3000, help="steps of a run on the CPU")
     parser.add_argument("--updates", type=int, default=20_000, help="updates on the GPU")
     parser.add_argument("--compile", default="none", choices=["none", "parts"])
     parser.add_argument("--capture", default="auto", choices=["auto", "none"])

@@ -77,7 +77,7 @@ class SACWorkflow(Workflow):
         said = self.actor.sample(batch.next_observations, self.generator)
         values = self.target_critics(_join(batch.next_observations, said.actions)).squeeze(-1).amin(0)
         soft = values - self.temperature() * said.log_probs
-        return batch.rewards + self.gamma * (~batch.terminated).to(soft.dtype) * soft
+        return torch.add(batch.rewards, soft.masked_fill_(batch.terminated, 0.0), alpha=self.gamma)
 
     def _update_actor(self, batch: Batch) -> Metrics:
         said = self.actor.sample(batch.observations, self.generator)

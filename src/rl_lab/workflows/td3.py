@@ -77,7 +77,7 @@ class TD3Workflow(Workflow):
         draws = self.smoothing_noise * noise.normal(tuple(actions.shape), actions, self.generator)
         actions = (actions + draws.clamp(-self.smoothing_limit, self.smoothing_limit)).clamp(-1.0, 1.0)
         values = self.target_critics(_join(batch.next_observations, actions)).squeeze(-1).amin(0)
-        return batch.rewards + self.gamma * (~batch.terminated).to(values.dtype) * values
+        return torch.add(batch.rewards, values.masked_fill_(batch.terminated, 0.0), alpha=self.gamma)
 
     def update_actor(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Take one step on the actor by the first critic, then move all targets."""
