@@ -14,7 +14,7 @@ from rl_lab.components.representation.rssm import RSSM
 from rl_lab.components.representation.variables import Categoricals
 from rl_lab.components.returns import td_lambda
 from rl_lab.components.twohot import SymexpTwoHot
-from rl_lab.components.world_model import divergences
+from rl_lab.components.world_model import WorldModel
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "dreamer_parts.safetensors"
 
@@ -89,11 +89,12 @@ def test_one_step_of_a_sequence_and_of_imagination(numbers, rssm):
     close(rssm.imagine_step(state, action, torch.rand(3, 4))["deter"], numbers["step/deter_next"])
 
 
-def test_divergences(numbers):
-    variable = Categoricals(4, 4)
+def test_divergences(numbers, rssm):
+    variable = rssm.variable
+    model = WorldModel(rssm, None, None, None, 0.99, torch.float32)
     posterior, prior = (numbers[f"kl/{name}_logits"].flatten(1) for name in ("posterior", "prior"))
     close(variable.divergence(posterior, prior), numbers["kl/dyn_and_rep_before_free_nats"])
-    dynamics, representation, _ = divergences(variable, posterior, prior, free_nats=1.0, average=False)
+    dynamics, representation, _ = model.divergences(posterior, prior, 1.0, False)
     expected = numbers["kl/after_free_nats"].mean()
     close(dynamics, expected)
     close(representation, expected)

@@ -1,6 +1,7 @@
 """The recurrent model against slow references: one block, one variable, one step at a time, plain autograd."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from rl_lab.components.layers import BlockLinear, Linear, Norm
 from rl_lab.components.representation.cells import GRU, BlockGRU
 from rl_lab.components.representation.rssm import RSSM
 from rl_lab.components.representation.variables import Categoricals, Gaussians
-from rl_lab.components.world_model import divergences
+from rl_lab.components.world_model import WorldModel
 
 STEPS, BATCH, ACTION, DETER = 7, 5, 3, 16
 PAPERS = ("v1", "v2", "v3")
@@ -204,13 +205,14 @@ def test_gaussian_divergence():
 
 def test_free_nats_of_each_and_of_the_mean():
     variable = Gaussians(1, min_std=0.5)
+    model = WorldModel(SimpleNamespace(variable=variable), None, None, None, 0.99, torch.float32)
     posterior = torch.tensor([[0.0, 0.0], [4.0, 0.0]], requires_grad=True)
     prior = torch.tensor([[0.1, 0.0], [0.0, 0.0]], requires_grad=True)
     plain = variable.divergence(posterior, prior).detach()
     assert plain[0] < 1 < plain[1]
-    dynamics, representation, value = divergences(variable, posterior, prior, free_nats=1.0, average=False)
+    dynamics, representation, metrics = model.divergences(posterior, prior, 1.0, False)
     assert dynamics.item() == representation.item() == pytest.approx((1 + plain[1].item()) / 2)
-    assert value.item() == pytest.approx(plain.mean().item())
+    assert metrics["divergence"].item() == pytest.approx(plain.mean().item())
     dynamics.backward()
     assert posterior.grad is None  # this one trains the prior,
     assert prior.grad[0].abs().sum() == 0  # where it is not free
@@ -219,7 +221,7 @@ def test_free_nats_of_each_and_of_the_mean():
     representation.backward()
     assert prior.grad is None
     assert posterior.grad[1].abs().sum() > 0
-    averaged, _, _ = divergences(variable, posterior, prior, free_nats=1.0, average=True)
+    averaged, _, _ = model.divergences(posterior, prior, 1.0, True)
     assert averaged.item() == pytest.approx(plain.mean().item())
     averaged.backward()
     assert prior.grad[0].abs().sum() > 0  # the mean is above the free nats, so each entry counts

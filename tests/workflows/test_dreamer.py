@@ -6,7 +6,6 @@ import torch
 from gymnasium import spaces
 
 from rl_lab.build import build_parts
-from rl_lab.components.behaviour import imagined_returns, replay_returns
 from rl_lab.composition import compose, parse_config
 from rl_lab.core import noise
 from rl_lab.core.batch import Batch
@@ -286,7 +285,9 @@ def test_gradients_through_the_model_are_those_of_finite_differences():
     def objective():
         workflow.generator.manual_seed(0)
         dream = workflow._behaviour.imagine(start, 1, workflow.generator)
-        return imagined_returns(dream, workflow._behaviour.values(dream.features), 0.95).sum()
+        return workflow._behaviour.returns(
+            dream.rewards, dream.discounts, workflow._behaviour.values(dream.features)
+        ).sum()
 
     (gradient,) = torch.autograd.grad(objective(), weight)
     with torch.no_grad():
@@ -324,21 +325,15 @@ def test_replay_returns_one_step_at_a_time():
     first = torch.rand(shape, generator=generator) < 0.3
     last = torch.cat([first[1:], torch.zeros(1, 6, dtype=torch.bool)])
     terminated = last & (torch.rand(shape, generator=generator) < 0.5)
-    batch = Batch(
-        observations=torch.zeros(*shape, 1),
-        actions=torch.zeros(shape),
-        rewards=torch.randn(shape, generator=generator).masked_fill(first, 0.0),
-        terminated=terminated,
-        truncated=last & ~terminated,
-        extras={"is_first": first, "is_last": last},
-    )
+    rewards = torch.randn(shape, generator=generator).masked_fill(first, 0.0)
     bootstrap = torch.randn(shape, generator=generator)
-    returns = replay_returns(batch, bootstrap, 0.9, 0.8)
+    behaviour = build("v3", 1, 2, SeedTree(0), gamma=0.9, trace=0.8)._behaviour
+    returns = behaviour.replay_returns(rewards, terminated, last, bootstrap)
     for b in range(6):
         for t in range(8):  # brute force: the mixture of all n-step returns that stay inside the episode
             expected, weight, reward, discount = 0.0, 1.0, 0.0, 1.0
             for k in range(t + 1, 9):
-                reward += discount * batch.rewards[k, b].item()
+                reward += discount * rewards[k, b].item()
                 discount *= 0.0 if terminated[k, b] else 0.9
                 ends = bool(last[k, b]) or k == 8
                 share = weight if ends else weight * (1.0 - 0.8)
@@ -423,3 +418,23 @@ def test_sizes_are_near_their_names(name, millions):
 def test_the_smallest_model_has_as_many_parameters_as_the_author_reports_for_walker():
     policy = "controllers.actor.policy._target_=rl_lab.components.policies.BoundedNormal"
     assert num_parameters("model=dreamerv3_1m", policy, observation=24, action=6) == 640_867
+
+
+@pytest.mark.parametrize("paper", ["v1", "v3"])
+def test_parts_that_may_be_compiled_trace_whole_and_compute_the_same(paper):
+    results = []
+    for compiled in (False, True):
+        workflow, _, source = collected(paper)
+        if compiled:
+            torch._dynamo.reset()
+            torch._dynamo.config.recompile_limit = 64
+            whole = {"backend": "aot_eager", "fullgraph": True, "dynamic": False}
+            for part in vars(workflow).values():
+                if isinstance(part, torch.nn.Module) and "forward" in vars(type(part)):
+                    part.compile(**whole)
+                for name in getattr(type(part), "pure", ()):
+                    setattr(part, name, torch.compile(getattr(part, name), **whole))
+        metrics = [workflow.update_agent(source.sample(), phase=PHASE).metrics for _ in range(2)]
+        results.append([{name: float(value) for name, value in entry.items()} for entry in metrics])
+    for plain, compiled in zip(*results, strict=True):
+        assert plain == pytest.approx(compiled, rel=1e-4, abs=1e-4)

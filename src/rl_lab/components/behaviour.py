@@ -20,6 +20,8 @@ from rl_lab.core.workflow import Metrics
 class Behaviour:
     """An actor and a critic in a model. The parts belong to a workflow; this only says how they learn together."""
 
+    pure = ("returns", "replay_returns", "actor_loss")  # methods without chance, which may be compiled
+
     model: WorldModel
     actor: Any
     critic: Any
@@ -47,34 +49,48 @@ class Behaviour:
 
     def losses(self, seen: Seen, generator: torch.Generator) -> tuple[dict[str, Tensor], Metrics]:
         """Return the losses of actor and critic by name, and what is worth watching."""
-        policy = self.actor.policy
         start = tree_map(lambda leaf: leaf.detach().flatten(0, 1), seen.observed.states)
         with torch.set_grad_enabled(self.through_model), frozen(*self._passed_through()):
             dream = self.imagine(start, self.horizon, generator)
             values = self.values(dream.features)
-            returns = imagined_returns(dream, values, self.trace)
+            returns = self.returns(dream.rewards, dream.discounts, values)
         if self.return_scale is not None:
             self.return_scale.update(returns)
         scale = torch.ones_like(returns[0, 0]) if self.return_scale is None else self.return_scale.value.clone()
         features = dream.features[:-1].detach()
         with self.model.computing(features.device):
             parameters = self.actor(features)
-        entropy = policy.entropy(parameters)
-        if self.through_model:
-            objective = returns / scale
-        else:
-            objective = policy.log_prob(parameters, dream.actions) * (returns - values[:-1]) / scale
-        losses = {
-            "actor": -(dream.weights * (objective + self.entropy_weight * entropy)).mean(),
-            "critic": self._critic_loss(features, returns, dream.weights),
-        }
+        actor_loss, entropy = self.actor_loss(parameters, dream.actions, returns, values, scale, dream.weights)
+        losses = {"actor": actor_loss, "critic": self._critic_loss(features, returns, dream.weights)}
         if self.learn_replay:
             batch = seen.batch
-            targets = replay_returns(batch, returns[0].view(batch.shape), self.model.gamma, self.trace)
+            bootstrap = returns[0].view(batch.shape)
+            targets = self.replay_returns(batch.rewards, batch.terminated, batch["is_last"], bootstrap)
             losses["replay_value"] = self._critic_loss(seen.features[:-1], targets, (~batch["is_last"][:-1]).float())
         watched = {"reward": dream.rewards, "return": returns, "value": values, "discount": dream.discounts}
         metrics = {f"imagined_{name}": numbers.detach().mean() for name, numbers in watched.items()}
         return losses, metrics | {"actor_entropy": entropy.detach().mean(), "return_scale": scale}
+
+    def returns(self, rewards: Tensor, discounts: Tensor, values: Tensor) -> Tensor:
+        """Return the lambda-returns [H, B] of an imagined trajectory with discounts and values [H + 1, B]."""
+        return td_lambda(rewards, values[1:], discounts[1:], torch.full_like(rewards, self.trace))
+
+    def replay_returns(self, rewards: Tensor, terminated: Tensor, is_last: Tensor, bootstrap: Tensor) -> Tensor:
+        """Return the lambda-returns [T - 1, B] of arrivals, bootstrapped by what was imagined from each of them."""
+        discounts = self.model.gamma * (~terminated[1:]).float()
+        return td_lambda(rewards[1:], bootstrap[1:], discounts, self.trace * (~is_last[1:]).float())
+
+    def actor_loss(
+        self, parameters: Tensor, actions: Tensor, returns: Tensor, values: Tensor, scale: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the loss of the actor, and the entropy [H, B] of its policy."""
+        policy = self.actor.policy
+        entropy = policy.entropy(parameters)
+        if self.through_model:
+            objective = returns / scale
+        else:
+            objective = policy.log_prob(parameters, actions) * (returns - values[:-1]) / scale
+        return -(weights * (objective + self.entropy_weight * entropy)).mean(), entropy
 
     def _critic_loss(self, features: Tensor, returns: Tensor, weights: Tensor) -> Tensor:
         """Return the weighed mean loss of values against returns, and against those of the slow critic."""
@@ -89,19 +105,6 @@ class Behaviour:
 
     def _passed_through(self) -> tuple[nn.Module | None, ...]:
         return (self.model.reward, self.model.continuation, self.critic) if self.through_model else ()
-
-
-def imagined_returns(dream: Dream, values: Tensor, trace: float) -> Tensor:
-    """Return the lambda-returns [H, B] of an imagined trajectory with values [H + 1, B]."""
-    traces = torch.full_like(dream.rewards, trace)
-    return td_lambda(dream.rewards, values[1:], dream.discounts[1:], traces)
-
-
-def replay_returns(batch: Batch, bootstrap: Tensor, gamma: float, trace: float) -> Tensor:
-    """Return the lambda-returns [T - 1, B] of arrivals [T, B], bootstrapped by what was imagined from each of them."""
-    discounts = gamma * (~batch.terminated[1:]).float()
-    traces = trace * (~batch["is_last"][1:]).float()
-    return td_lambda(batch.rewards[1:], bootstrap[1:], discounts, traces)
 
 
 def as_batch(dream: Dream, values: Tensor, gamma: float) -> Batch:

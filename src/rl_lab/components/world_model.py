@@ -40,6 +40,8 @@ class Dream(NamedTuple):
 class WorldModel:
     """What sees and imagines. The parts belong to a workflow; this only says how they work together."""
 
+    pure = ("divergences",)  # methods without chance, which may be compiled
+
     rssm: RSSM
     decoder: Any
     reward: Any
@@ -81,9 +83,7 @@ class WorldModel:
     def losses(self, seen: Seen, *, free_nats: float, free_average: bool) -> tuple[dict[str, Tensor], Metrics]:
         """Return the losses of the model by name, and what is worth watching."""
         batch, posterior, prior = seen.batch, seen.observed.posterior, seen.observed.prior
-        dynamics, representation, divergence = divergences(
-            self.rssm.variable, posterior, prior, free_nats=free_nats, average=free_average
-        )
+        dynamics, representation, metrics = self.divergences(posterior, prior, free_nats, free_average)
         with self.computing(seen.features.device):
             predictions, rewards = self.decoder(seen.features), self.reward(seen.features)
             continues = None if self.continuation is None else self.continuation(seen.features)
@@ -95,13 +95,27 @@ class WorldModel:
         }
         if self.continuation is not None:  # the discount is part of what is predicted, and is applied nowhere else
             losses["continue"] = self.continuation.loss(continues, self.gamma * (~batch.terminated).float()).mean()
-        with torch.no_grad():
-            metrics = {
-                "divergence": divergence,
-                "posterior_entropy": self.rssm.variable.entropy(posterior).mean(),
-                "prior_entropy": self.rssm.variable.entropy(prior).mean(),
-            }
         return losses, metrics
+
+    def divergences(
+        self, posterior: Tensor, prior: Tensor, free_nats: float, average: bool
+    ) -> tuple[Tensor, Tensor, Metrics]:
+        """Return the divergence twice, as the loss of the prior and as that of the posterior, and what to watch.
+
+        Below `free_nats` it costs nothing more: of each entry, or of their mean if `average` says so.
+        """
+        variable, fixed_posterior, fixed_prior = self.rssm.variable, posterior.detach(), prior.detach()
+        both = [variable.divergence(fixed_posterior, prior), variable.divergence(posterior, fixed_prior)]
+        metrics = {
+            "divergence": both[0].detach().mean(),
+            "posterior_entropy": variable.entropy(fixed_posterior).mean(),
+            "prior_entropy": variable.entropy(fixed_prior).mean(),
+        }
+        if average:
+            dynamics, representation = (divergence.mean().clamp(min=free_nats) for divergence in both)
+        else:
+            dynamics, representation = (divergence.clamp(min=free_nats).mean() for divergence in both)
+        return dynamics, representation, metrics
 
     def imagine(self, actor: Any, states: Mapping[str, Tensor], draws: Tensor, choices: Tensor) -> Dream:
         """Let an actor act from states [B, ...] for as many steps as there is noise.
@@ -124,21 +138,6 @@ class WorldModel:
         if self.continuation is None:
             return torch.full(features.shape[:-1], self.gamma, device=features.device)
         return self.continuation.mean(self.continuation(features))
-
-
-def divergences(
-    variable: Any, posterior: Tensor, prior: Tensor, *, free_nats: float, average: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the divergence twice, as the loss of the prior and as that of the posterior, and its value.
-
-    Below `free_nats` it costs nothing more: of each entry, or of their mean if `average` says so.
-    """
-    dynamics = variable.divergence(posterior.detach(), prior)
-    representation = variable.divergence(posterior, prior.detach())
-    value = dynamics.detach().mean()
-    if average:
-        return dynamics.mean().clamp(min=free_nats), representation.mean().clamp(min=free_nats), value
-    return dynamics.clamp(min=free_nats).mean(), representation.clamp(min=free_nats).mean(), value
 
 
 def refreshed(batch: Batch, packed: Mapping[str, Tensor]) -> dict[str, Tensor]:

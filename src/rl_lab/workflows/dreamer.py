@@ -171,6 +171,9 @@ class DreamerWorkflow(Workflow):
     @torch.no_grad()
     def _move_slow_critic(self) -> None:
         self.update_count += 1
-        # Inside a captured graph no host decides, so the rate itself is zero between movements.
-        rate = self.slow_rate * (self.update_count % self.slow_every == 0).float()
-        torch._foreach_lerp_(self._slow, self._online, [rate] * len(self._slow))
+        if self.slow_every == 1:
+            torch._foreach_lerp_(self._slow, self._online, self.slow_rate)
+        else:
+            # Inside a captured graph no host decides, so the rate itself is zero between movements.
+            rate = self.slow_rate * (self.update_count % self.slow_every == 0).float()
+            torch._foreach_lerp_(self._slow, self._online, [rate] * len(self._slow))

@@ -101,6 +101,8 @@ class ObservationDecoder(nn.Module):
     `weight` multiplies the squared errors: a half makes them those of Gaussians of variance one.
     """
 
+    pure = ("loss",)  # methods without chance, which may be compiled
+
     def __init__(
         self,
         inputs: Count,
