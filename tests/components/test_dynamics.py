@@ -16,6 +16,7 @@ from rl_lab.components.dynamics.deterministic import DeterministicDynamics
 from rl_lab.components.dynamics.ensemble import HELD_OUT, EnsembleDynamics
 from rl_lab.components.normalizers import RunningNormalizer
 from rl_lab.core.batch import Batch
+from rl_lab.core.errors import UserError
 from rl_lab.envs.make import make_env
 
 MODELS = {
@@ -296,7 +297,7 @@ def test_particles_meet_the_members_that_the_propagation_says(propagation):
 def test_an_ensemble_says_when_it_cannot_hold_rows_out():
     dynamics = EnsembleDynamics(1, 1, (4,), num_particles=5)
     batch = transitions(8)
-    with pytest.raises(ValueError, match="storage: device"):
+    with pytest.raises(UserError, match="storage=device"):
         dynamics.losses(
             Batch(
                 **{

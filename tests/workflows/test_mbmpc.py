@@ -3,10 +3,12 @@
 import copy
 import functools
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+from rl_lab.build import build_experiment
 from rl_lab.components.controllers.critics import ValueCritic
 from rl_lab.components.controllers.one_hot import OneHotActor
 from rl_lab.components.controllers.squashed import SquashedGaussianActor
@@ -17,7 +19,9 @@ from rl_lab.components.planners.cem import CEM
 from rl_lab.components.planners.policy_guided import PolicyGuided
 from rl_lab.components.planners.shooting import RandomShooting
 from rl_lab.components.policy_losses import LARGEST, exp_weight, log_probs_of
+from rl_lab.composition import compose
 from rl_lab.core.batch import Batch
+from rl_lab.core.errors import UserError
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.core.seeding import SeedTree
@@ -223,3 +227,14 @@ def test_known_dynamics_balance_a_pole_without_learning():
     collector = RolloutCollector(environment, SeedTree(0), initial_state=workflow.initial_state(3))
     returns, _ = collector.collect_episodes(workflow.act, 3)
     assert returns == [150.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("experiment", "hook"),
+    [("pets_swingup", "update_controller"), ("mcts_gridworld", "update_world_model"), ("pets_swingup", "update_agent")],
+)
+def test_hooks_that_would_train_nothing_are_refused_before_the_first_step(experiment, hook):
+    phase = f"{{name: p, buffer: replay, duration_steps: 9, workflow_hooks: [collect, {{{hook}: {{ratio: 1}}}}]}}"
+    composed = compose([f"experiment={experiment}", f"training.phases=[{phase}]", "experiment.device=cpu"])
+    with pytest.raises(UserError, match="what is not there"):
+        build_experiment(composed, Path("unwritten"))

@@ -18,10 +18,18 @@ from rl_lab.components.planners.slot import Lookahead
 from rl_lab.components.policy_losses import advantage_weighted_loss, cloning_loss
 from rl_lab.core import noise
 from rl_lab.core.batch import Batch, Tree
+from rl_lab.core.errors import UserError
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
 from rl_lab.core.ranges import NonNegative, Positive, Unit
-from rl_lab.core.workflow import Act, Metrics, Workflow
+from rl_lab.core.workflow import Act, Metrics, Workflow, WorkflowContext
+
+_CONTROLLER = ("policy", "critic", "policy_optimizer", "critic_optimizer")
+NEEDED = {  # by the hooks
+    "update_world_model": ("dynamics_optimizer",),
+    "update_controller": _CONTROLLER,
+    "update_agent": ("dynamics_optimizer", *_CONTROLLER),
+}
 
 
 @dataclass(eq=False)
@@ -57,6 +65,20 @@ class MBMPCWorkflow(Workflow):
             self.dynamics, self.planner.action, self.gamma, **parts, disagreement_weight=self.disagreement_weight
         )
         self._like = torch.zeros(1, device=self.generator.device)
+
+    def initialize(self, context: WorkflowContext) -> None:
+        """Refuse hooks that would train parts which are not there."""
+        for i, phase in enumerate(context.config["training"]["phases"]):
+            for hook in phase["workflow_hooks"]:
+                name = hook if isinstance(hook, str) else next(iter(hook))
+                missing = [part for part in NEEDED.get(name, ()) if getattr(self, part) is None]
+                if missing:
+                    raise UserError(
+                        f"'{name}' trains what is not there: {', '.join(missing)} missing",
+                        key=f"training.phases[{i}].workflow_hooks",
+                        value=name,
+                        remedy="remove the hook, or declare the parts and their optimisers",
+                    )
 
     def initial_state(self, num_envs: int) -> Tree:
         """Return the plan to start from: nothing."""

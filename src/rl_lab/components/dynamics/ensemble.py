@@ -14,6 +14,7 @@ from rl_lab.components.nets import Activation
 from rl_lab.components.stacked import StackedMLP
 from rl_lab.core import noise
 from rl_lab.core.batch import Batch
+from rl_lab.core.errors import UserError
 from rl_lab.core.ranges import Count, NonNegative, Range, Unit
 
 HELD_OUT = 8  # of so many rows of the replay, one is never learned from and judges the members
@@ -103,7 +104,12 @@ class EnsembleDynamics(Heads):
         Rows that are held out do not count; the members' errors on them are followed.
         """
         if batch.rows is None:
-            raise ValueError("an ensemble holds rows of the replay out, but does not know them; use storage: device")
+            raise UserError(
+                "an ensemble holds rows of the replay out, but is not told which rows these are",
+                key="buffer.storage",
+                value="cpu",
+                remedy="use buffer.storage=device, or training.capture=none",
+            )
         joined, changes = self.observe(batch)
         learned = (batch.rows.reshape(-1) % HELD_OUT != 0).to(joined.dtype)
         rows, targets = joined.reshape(-1, joined.shape[-1]), changes.reshape(-1, changes.shape[-1])
