@@ -202,6 +202,23 @@ def test_a_pickle_in_a_file_is_never_loaded(tmp_path):
     assert not (tmp_path / "exploded").exists()
 
 
+def test_a_header_that_promises_too_much_is_not_believed(tmp_path):
+    path = tmp_path / "vast.npz"
+    header = b"\x93NUMPY\x01\x00v\x00{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }".ljust(127)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("rewards.npy", header + b"\n" + bytes(40))
+    with pytest.raises(UserError, match="another size than it says"):
+        source(path)
+
+
+def test_arrays_stored_by_column_compressed_or_empty(tmp_path):
+    columns = arrays(World(1, seed=3).collect(30), single=True)
+    plain = source(write(tmp_path / "plain.npz", columns))
+    changed = {name: np.asfortranarray(column) for name, column in columns.items()}
+    np.savez_compressed(tmp_path / "other.npz", **changed, nothing=np.zeros((0, 3)), title=np.array("steps"))
+    same(plain.sample(), source(tmp_path / "other.npz").sample())
+
+
 def test_files_that_do_not_fit_each_other_are_named(tmp_path):
     one = write(tmp_path / "one.npz", GOOD)
     other = write(tmp_path / "other.npz", GOOD, observations=np.zeros((5, 3)))
