@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.components.behaviour import Behaviour, as_batch
+from rl_lab.components.dreams import inspect_world_model
 from rl_lab.components.world_model import Seen, WorldModel, refreshed
 from rl_lab.core.batch import Batch, Tree, tree_map
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
 from rl_lab.core.ranges import Count, NonNegative, Unit
-from rl_lab.core.workflow import Act, Metrics, Update, Workflow
+from rl_lab.core.workflow import Act, Inspection, Metrics, Update, Workflow
 from rl_lab.data.pipeline import arrivals
 
 
@@ -142,6 +143,12 @@ class DreamerWorkflow(Workflow):
         """Let the actor act in the model from `states` [B, ...]: a [H, B] batch whose observations are features."""
         dream = self._behaviour.imagine(kwargs["states"], horizon, kwargs.get("generator", self.generator))
         return as_batch(dream, self._behaviour.values(dream.features), self.gamma)
+
+    @torch.no_grad()
+    def inspect(self, trajectory: Batch, *, generator: torch.Generator) -> Inspection:
+        """Look at evaluation episodes: see a little, dream on, compare."""
+        reading = {"from_replay": self.actor.policy.from_replay, "value": self._behaviour.values}
+        return inspect_world_model(trajectory, self._model, **reading, generator=generator)
 
     def _see(self, batch: Batch) -> Seen:
         """Let the model observe a batch, from stored latents or from nothing."""

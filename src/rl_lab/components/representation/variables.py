@@ -44,6 +44,10 @@ class Gaussians:
         """Return the entropy [...] in nats."""
         return (self._moments(parameters)[1].log() + 1.4189385332046727).sum(-1)
 
+    def usage(self, parameters: Tensor) -> float:
+        """Return the share of variables [R, ...] whose means tell states apart: that vary by more than a tenth."""
+        return (self.mode(parameters).std(0) > 0.1).float().mean().item()
+
     def pack(self, samples: Tensor) -> Tensor:
         """Return samples as they are stored."""
         return samples.to(torch.bfloat16)
@@ -100,6 +104,12 @@ class Categoricals:
     def entropy(self, parameters: Tensor) -> Tensor:
         """Return the entropy [...] in nats."""
         return -(self.probs(parameters) * self.log_probs(parameters)).sum((-2, -1))
+
+    def usage(self, parameters: Tensor) -> float:
+        """Return the share of the classes that are in use over all rows [R, ...]: 1 if all are equally."""
+        mean = self.probs(parameters).mean(0)
+        used = (-(mean * mean.clamp(min=1e-9).log()).sum(-1)).exp()
+        return (used.mean() / self.num_classes).item()
 
     def pack(self, samples: Tensor) -> Tensor:
         """Return samples as they are stored: class indices."""
