@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from rl_lab.core.batch import Batch, Tree, tree_leaves, tree_map, tree_zip
-from rl_lab.data.storage import DeviceStorage, HostStorage, Rows, Storage
+from rl_lab.data.storage import DeviceStorage, HostStorage, Rows, Storage, sent
 
 _GIVEN = ("observations", "actions", "rewards")
 _ENDS = ("terminated", "truncated")
@@ -173,7 +173,7 @@ class Ring:
         if staged is None:
             staged = self._read(index, self._take, device, running=running, padded=padded)
         else:
-            staged = tree_map(lambda leaf: leaf.to(device, non_blocking=True), staged)
+            staged = tree_map(lambda leaf: sent(leaf, device), staged)
         extras = {name: self._take(column, index, device) for name, column in self.extras.items()}
         extras |= {name: self._take(column, index, device) for name, column in self.written.items()}
         extras |= {name: staged.pop(name) for name in _FLAGS if running}

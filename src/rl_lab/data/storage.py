@@ -99,9 +99,8 @@ class HostStorage:
         column[rows] = value
 
     def take(self, column: NDArray[Any], rows: NDArray[np.int64], device: torch.device) -> Tensor:
-        """Read rows of any shape; on their way to another device nobody waits for them."""
-        values = self.stage(column, rows, device)
-        return values if device.type == "cpu" else values.to(device, non_blocking=True)
+        """Read rows of any shape."""
+        return sent(self.stage(column, rows, device), device)
 
     def stage(self, column: NDArray[Any], rows: NDArray[np.int64], device: torch.device) -> Tensor:
         """Read rows of any shape into memory that the device can fetch them from."""
@@ -200,6 +199,11 @@ class DeviceStorage:
     def export(self, column: Tensor, start: int, stop: int) -> Tensor:
         """Return a copy of consecutive rows in host memory."""
         return column[start:stop].to("cpu", copy=True)
+
+
+def sent(staged: Tensor, device: torch.device) -> Tensor:
+    """Return staged rows on a device; nobody waits while they travel from pinned memory."""
+    return staged if device.type == "cpu" else staged.to(device, non_blocking=staged.is_pinned())
 
 
 def _as_array(values: Tensor) -> NDArray[Any]:
