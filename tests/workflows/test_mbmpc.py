@@ -122,6 +122,28 @@ def test_the_losses_against_a_loop_over_rows(discrete, policy_loss):
     assert metrics["policy_loss"].item() == pytest.approx(sum(policy_losses) / 30, rel=1e-4)
 
 
+@pytest.mark.parametrize("policy_loss", ["cloning", "advantage"])
+def test_windows_bootstrap_after_n_steps(policy_loss):
+    batch = transitions(True)
+    flat = build(True, policy_loss=policy_loss).update_controller(batch, phase=None)
+    one = build(True, policy_loss=policy_loss).update_controller(batch.map(lambda leaf: leaf.unsqueeze(0)), phase=None)
+    assert {name: value.item() for name, value in flat.items()} == pytest.approx(
+        {name: value.item() for name, value in one.items()}, rel=1e-5
+    )
+    workflow = build(True, policy_loss=policy_loss, target_rate=0.0)
+    two = batch.map(lambda leaf: leaf.reshape(2, 15, *leaf.shape[1:]))
+    expected = []
+    for b in range(15):
+        last = 0 if two.dones[0, b] else 1
+        target = sum(GAMMA**t * two.rewards[t, b].item() for t in range(last + 1))
+        if not two.terminated[last, b]:
+            target += GAMMA ** (last + 1) * workflow.critic.network.layers(two.next_observations[last, b]).item()
+        expected.append((workflow.critic.network.layers(two.observations[0, b]).item() - target) ** 2)
+    assert workflow.update_controller(two, phase=None)["critic_loss"].item() == pytest.approx(
+        sum(expected) / 15, rel=1e-4
+    )
+
+
 def test_weights_of_advantages_are_bounded():
     weights = exp_weight(torch.tensor([-100.0, 0.0, 1.0, 100.0]), 0.5, 20.0)
     torch.testing.assert_close(weights, torch.tensor([0.0, 1.0, math.exp(2.0), 20.0]))

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rl_lab.core.batch import Batch, Tree, tree_map
+
 
 def gae(rewards: Tensor, values: Tensor, next_values: Tensor, discounts: Tensor, traces: Tensor) -> Tensor:
     """Generalised advantage estimation (Schulman et al. 2016)."""
@@ -49,6 +51,20 @@ def fold_n_step(rewards: Tensor, dones: Tensor, gamma: float) -> tuple[Tensor, T
     powers = gamma ** torch.arange(len(rewards), device=rewards.device, dtype=rewards.dtype)
     folded = (rewards * live * powers.unsqueeze(-1)).sum(0)
     return folded, gamma**length, length.long() - 1
+
+
+def fold_window(batch: Batch, gamma: float) -> tuple[Tree, Tensor, Tensor, Tensor, Tree]:
+    """Return observations, actions, returns, discounts and successors [B] of transitions [B] or windows [n, B].
+
+    A truncated step bootstraps from its successor, a terminated one does not: its discount is zero.
+    """
+    if batch.rewards.dim() == 1:
+        return batch.observations, batch.actions, batch.rewards, gamma * ~batch.terminated, batch.next_observations
+    returns, discounts, last = fold_n_step(batch.rewards, batch.dones, gamma)
+    columns = torch.arange(batch.shape[1], device=last.device)
+    first = tree_map(lambda leaf: leaf[0], batch.observations)
+    successors = tree_map(lambda leaf: leaf[last, columns], batch.next_observations)
+    return first, batch.actions[0], returns, discounts * ~batch.terminated[last, columns], successors
 
 
 def _backward_sum(terms: Tensor, weights: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.returns import fold_n_step
-from rl_lab.core.batch import Batch, Tree, tree_map
+from rl_lab.components.returns import fold_window
+from rl_lab.core.batch import Batch, Tree
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
 from rl_lab.core.ranges import Count, Unit
@@ -62,7 +62,7 @@ class DQNWorkflow(Workflow):
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics | Update:
         """Take one gradient step on the temporal-difference error, then move the target network."""
-        observations, actions, returns, discounts, successors = _fold(batch, self.gamma)
+        observations, actions, returns, discounts, successors = fold_window(batch, self.gamma)
         targets = returns + discounts * self._value_after(successors)
         q_values = self.q_network(observations).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
         weights = batch.extras.get("weights")
@@ -94,17 +94,3 @@ class DQNWorkflow(Workflow):
             # Inside a captured graph no host decides, so the rate itself is zero between movements.
             rate = self.target_rate * (self.update_count % self.target_every == 0).float()
             torch._foreach_lerp_(self._target, self._online, [rate] * len(self._target))
-
-
-def _fold(batch: Batch, gamma: float) -> tuple[Tree, Tensor, Tensor, Tensor, Tree]:
-    """Return observations, actions, returns, discounts and successors [B] of transitions [B] or windows [n, B].
-
-    A truncated step bootstraps from its successor, a terminated one does not: its discount is zero.
-    """
-    if batch.rewards.dim() == 1:
-        return batch.observations, batch.actions, batch.rewards, gamma * ~batch.terminated, batch.next_observations
-    returns, discounts, last = fold_n_step(batch.rewards, batch.dones, gamma)
-    columns = torch.arange(batch.shape[1], device=last.device)
-    first = tree_map(lambda leaf: leaf[0], batch.observations)
-    successors = tree_map(lambda leaf: leaf[last, columns], batch.next_observations)
-    return first, batch.actions[0], returns, discounts * ~batch.terminated[last, columns], successors

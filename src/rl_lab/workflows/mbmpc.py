@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.planners.slot import Lookahead
 from rl_lab.components.policy_losses import advantage_weighted_loss, cloning_loss
+from rl_lab.components.returns import fold_window
 from rl_lab.core import noise
 from rl_lab.core.batch import Batch, Tree
 from rl_lab.core.errors import UserError
@@ -34,7 +35,7 @@ NEEDED = {  # by the hooks
 
 @dataclass(eq=False)
 class MBMPCWorkflow(Workflow):
-    """Learns from replayed transitions [B]: the model, what is to come after its horizon, and what to do."""
+    """Learns from replayed transitions [B] or windows [n, B]: the model, what is to come after it, and what to do."""
 
     dynamics: Any  # encode, step, rewards, ended; learned ones also losses(batch, generator)
     planner: Any
@@ -109,13 +110,17 @@ class MBMPCWorkflow(Workflow):
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Take one step on the critic, one on the policy, and move the target critic."""
-        latents = self.dynamics.encode(batch.observations)
-        advantages, metrics = self._update_critic(batch, latents)
+        observations, actions, returns, discounts, successors = fold_window(batch, self.gamma)
+        latents = self.dynamics.encode(observations)
+        with torch.no_grad():
+            targets = returns + discounts * self.target_critic(self.dynamics.encode(successors))
+        advantages, metrics = self._update_critic(latents, targets)
         if self.policy_loss == "cloning":
-            loss = cloning_loss(self.policy, latents, batch["plan"])
+            plans = batch["plan"] if batch.rewards.dim() == 1 else batch["plan"][0]
+            loss = cloning_loss(self.policy, latents, plans)
         else:
             loss = advantage_weighted_loss(
-                self.policy, latents, batch.actions, advantages, self.temperature, self.weight_limit
+                self.policy, latents, actions, advantages, self.temperature, self.weight_limit
             )
         told = self.policy_optimizer.step({"policy": loss})
         return metrics | {"policy_loss": told["policy_loss"], "policy_grad_norm": told["grad_norm"]}
@@ -124,17 +129,13 @@ class MBMPCWorkflow(Workflow):
         """Take one step on each of the three, from one batch."""
         return self.update_world_model(batch, phase=phase) | self.update_controller(batch, phase=phase)
 
-    def _update_critic(self, batch: Batch, latents: Tensor) -> tuple[Tensor, Metrics]:
-        with torch.no_grad():
-            following = self.target_critic(self.dynamics.encode(batch.next_observations))
-            targets = batch.rewards + self.gamma * (~batch.terminated).to(following.dtype) * following
+    def _update_critic(self, latents: Tensor, targets: Tensor) -> tuple[Tensor, Metrics]:
         values = self.critic(latents)
         told = self.critic_optimizer.step({"critic": F.mse_loss(values, targets)})
         with torch.no_grad():
             torch._foreach_lerp_(self._target, self._online, self.target_rate)
-            advantages = targets - values
         metrics = {"critic_loss": told["critic_loss"], "critic_grad_norm": told["grad_norm"]}
-        return advantages, metrics | {"value_mean": values.detach().mean()}
+        return targets - values.detach(), metrics | {"value_mean": values.detach().mean()}
 
     def imagine(self, *, horizon: int, **kwargs: Any) -> Batch:
         """Let the policy act in the model from `latents` [B, Z]: a [H, B] batch of latents."""
