@@ -216,15 +216,16 @@ class Norm(ScanLayer):
         """Normalise."""
         if self.scale is None:
             return values
-        normalized = self._normalize(values.float()).to(values.dtype)
+        normalized = self._normalize(values).to(values.dtype)
         if tape is None:
             return self._scale(normalized, *self.scanned())
         return tape.record(self.key, normalized, self._scale(normalized, *tape.weights[self.key]))
 
     def _normalize(self, values: Tensor) -> Tensor:
+        # Both sum in float32, whatever the type of the values.
         if self.kind == "layer":
             return F.layer_norm(values, values.shape[-1:], eps=_EPSILON["layer"])
-        return values * (values.square().mean(-1, keepdim=True) + _EPSILON["rms"]).rsqrt()
+        return F.rms_norm(values, values.shape[-1:], eps=_EPSILON["rms"])
 
     @staticmethod
     def _scale(normalized: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
