@@ -67,12 +67,13 @@ def run(phases, workflow, collector, source):
 def test_the_model_predicts_a_counter_that_it_cannot_see(paper):
     """Only the actions that led there, and where episodes begin, say what the count is."""
     seeds = SeedTree(0)
-    workflow = build(paper, 1, 2, seeds, gamma=GAMMA, horizon=2, lr=1e-2 if paper == "v3" else 3e-3)
+    workflow = build(paper, 1, 2, seeds, gamma=GAMMA, horizon=2, lr=5e-3 if paper == "v3" else 3e-3)
     source = replay(seeds, window=17)
     collector = RolloutCollector(Counter(NUM_ENVS), seeds, initial_state=workflow.initial_state(NUM_ENVS))
     hooks = (Hook("collect", 16), Hook("update_world_model", ratio=0.0625))
     settings = {"policy": "random"}
-    run([Phase("p", hooks=hooks, buffer="data", duration_steps=6400, settings=settings)], workflow, collector, source)
+    steps = 9600 if paper == "v3" else 6400
+    run([Phase("p", hooks=hooks, buffer="data", duration_steps=steps, settings=settings)], workflow, collector, source)
     batch = source.sample(64)
     with torch.no_grad():
         seen = workflow._see(batch)
