@@ -71,7 +71,7 @@ class LaProp(torch.optim.Optimizer):
         steps = [state["step"] for state in states]
         beta1, beta2 = group["betas"]
         applied = 1.0 if self.found_inf is None else 1.0 - self.found_inf
-        torch._foreach_add_(steps, applied)
+        torch._foreach_add_(steps, [applied] * len(steps) if isinstance(applied, Tensor) else applied)  # no host read
         counts = torch.stack(steps).clamp(min=1.0)  # of a run whose first step is skipped
         gradients = self._finite_gradients(parameters)
         if group["clip_ratio"] is not None:
