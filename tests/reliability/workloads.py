@@ -129,6 +129,8 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "_dims.head_units=8",
         "training.phases.0.duration_steps=40",
         "training.phases.0.workflow_hooks.0.collect=10",
+        "training.phases.1.duration_updates=40",
+        "training.phases.1.workflow_hooks.0.update_world_model=10",
         *(word for word in _DREAMER if "variables" not in word and "classes" not in word),
     ),
     "tdmpc2_pixels": (
@@ -136,6 +138,8 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
         "components.encoder.channels=[4,4,4,4]",
         "environment.num_envs=2",
         "workflow.td_lambda=0.5",
+        "training.phases.1.duration_updates=40",
+        "training.phases.1.workflow_hooks.0.update_agent=10",
         *_TDMPC,
     ),
     "sac": ("sac_pendulum", "environment.num_envs=2", "components.critics.layer_norm=true", *_CONTINUOUS),
