@@ -49,10 +49,10 @@ def train_in_one_process(arguments: argparse.Namespace, folders: list[Path]) -> 
 def train_apart(arguments: argparse.Namespace, folders: list[Path]) -> None:
     """Run them in processes of their own."""
     words = [f"{key}={value}" for key, value in overrides(arguments).items()]
+    command = [sys.executable, "-m", "rl_lab", "train", "tdmpc2_dmc", *words, "--quiet"]
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "rl_lab", "train", "tdmpc2_dmc", *words, f"experiment.seed={seed}"]
-            + ["--run-dir", str(folder), "--quiet"],
+            [*command, f"experiment.seed={seed}", "--run-dir", str(folder)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         for seed, folder in enumerate(folders)

@@ -21,9 +21,9 @@ def test_simplex_is_a_softmax_per_group():
 
 def test_only_output_layers_start_at_zero():
     torch.manual_seed(0)
-    critics = NormedEnsemble(6, 11, [16, 16], num_members=3)
+    critics = NormedEnsemble(6, 11, [16, 16], actions=2, num_members=3)
     assert critics.weights[-1].abs().max() == 0
-    for weight in critics.weights[:-1]:
+    for weight in (*critics.weights[:-1], critics.action_weight):
         assert 0.01 < weight.std() < 0.03
         assert not torch.equal(weight[0], weight[1])  # members differ
     reward = NormedMLP(6, 11, [16], zero_output=True)
@@ -31,20 +31,35 @@ def test_only_output_layers_start_at_zero():
     assert reward.linears[0].weight.std() > 0.01
 
 
+def test_actions_beside_the_inputs_are_inputs():
+    torch.manual_seed(3)
+    network, joined = NormedMLP(5, 8, [6, 6], actions=2, simplex=4), NormedMLP(7, 8, [6, 6], simplex=4)
+    state = network.state_dict()
+    first = torch.cat([state["linears.0.weight"], state.pop("action_weight").T], 1)
+    joined.load_state_dict({**state, "linears.0.weight": first})
+    inputs, actions = torch.randn(3, 5), torch.randn(3, 4, 2)
+    repeated = inputs.unsqueeze(1).expand(-1, 4, -1)
+    expected = joined(torch.cat([repeated, actions], -1))
+    torch.testing.assert_close(network(repeated, actions), expected)
+    torch.testing.assert_close(network(repeated.contiguous(), actions), expected)
+
+
 def test_ensemble_equals_its_members_one_by_one():
     torch.manual_seed(1)
-    ensemble = NormedEnsemble(5, 7, [8, 9], num_members=4, dropout=0.5)
+    ensemble = NormedEnsemble(5, 7, [8, 9], actions=2, num_members=4, dropout=0.5)
     for parameter in ensemble.parameters():
         parameter.data.normal_()
-    inputs = torch.randn(2, 3, 5)
+    inputs, actions = torch.randn(2, 3, 5), torch.randn(2, 3, 2)
     noise = ensemble.dropout_noise(inputs, torch.Generator().manual_seed(2))
     for dropout in (None, noise):
-        together = ensemble(inputs, dropout=dropout)
+        together = ensemble(inputs, actions, dropout=dropout)
         assert together.shape == (4, 2, 3, 7)
         for member in range(4):
             values = inputs.reshape(6, 5)
             for i in range(3):
                 values = values @ ensemble.weights[i][member] + ensemble.biases[i][member]
+                if i == 0:
+                    values = values + actions.reshape(6, 2) @ ensemble.action_weight[member]
                 if i == 2:
                     break
                 if i == 0 and dropout is not None:
@@ -55,16 +70,18 @@ def test_ensemble_equals_its_members_one_by_one():
                 values = F.mish(values)
             torch.testing.assert_close(together[member].reshape(6, 7), values, rtol=1e-4, atol=1e-5)
     members = torch.tensor([2, 0])
-    torch.testing.assert_close(ensemble(inputs, members), ensemble(inputs)[members])
+    torch.testing.assert_close(ensemble(inputs, actions, members), ensemble(inputs, actions)[members])
 
 
 def test_frozen_critics_pass_gradients_but_keep_none():
-    ensemble = NormedEnsemble(3, 2, [4], num_members=2)
+    ensemble = NormedEnsemble(3, 2, [4], actions=1, num_members=2)
     for parameter in ensemble.parameters():
         parameter.data.normal_()
     inputs = torch.randn(5, 3, requires_grad=True)
-    ensemble(inputs, frozen=True).sum().backward()
+    actions = torch.randn(5, 1, requires_grad=True)
+    ensemble(inputs, actions, frozen=True).sum().backward()
     assert inputs.grad.abs().sum() > 0
+    assert actions.grad.abs().sum() > 0
     assert all(parameter.grad is None for parameter in ensemble.parameters())
 
 

@@ -30,10 +30,10 @@ def build(seeds, *, plan=True, episodic=True, horizon=1, discrete=False, **knobs
     size = 2 if discrete else 1  # entries of an action vector
     parts = {
         "encoder": NormedMLP(1, 16, [32], simplex=8),
-        "dynamics": NormedMLP(16 + size, 16, [32], simplex=8),
-        "reward": NormedMLP(16 + size, 101, [32], zero_output=True),
+        "dynamics": NormedMLP(16, 16, [32], actions=size, simplex=8),
+        "reward": NormedMLP(16, 101, [32], actions=size, zero_output=True),
         "policy": OneHotActor(NormedMLP(16, 2, [32])) if discrete else SquashedGaussianActor(NormedMLP(16, 2, [32])),
-        "critics": NormedEnsemble(16 + size, 101, [32], num_members=2),
+        "critics": NormedEnsemble(16, 101, [32], actions=size, num_members=2),
     }
     if episodic:
         parts["termination"] = NormedMLP(16, 1, [32])

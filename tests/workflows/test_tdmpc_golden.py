@@ -30,10 +30,10 @@ def numbers():
 def build(numbers, kind):
     parts = {
         "encoder": NormedMLP(5, 16, [8], simplex=8),
-        "dynamics": NormedMLP(18, 16, [16, 16], simplex=8),
-        "reward": NormedMLP(18, 101, [16, 16]),
+        "dynamics": NormedMLP(16, 16, [16, 16], actions=2, simplex=8),
+        "reward": NormedMLP(16, 101, [16, 16], actions=2),
         "policy": SquashedGaussianActor(NormedMLP(16, 4, [16, 16])),
-        "critics": NormedEnsemble(18, 101, [16, 16], num_members=5),
+        "critics": NormedEnsemble(16, 101, [16, 16], actions=2, num_members=5),
     }
     if kind == "episodic":
         parts["termination"] = NormedMLP(16, 1, [16, 16])
@@ -64,28 +64,32 @@ def build(numbers, kind):
 
 
 def tensors(module):
-    """Yield (golden name, tensor in golden layout) of a module's weights."""
+    """Yield (golden name, where in it, tensor in golden layout) of a module's weights."""
     if isinstance(module, SquashedGaussianActor):
         module = module.network
+    whole = ...
     if isinstance(module, NormedEnsemble):
         for i, (weight, bias) in enumerate(zip(module.weights, module.biases, strict=True)):
-            yield f"{i}.weight", weight.data.transpose(1, 2)
-            yield f"{i}.bias", bias.data.squeeze(1)
+            yield f"{i}.weight", (..., slice(weight.shape[1])), weight.data.transpose(1, 2)
+            yield f"{i}.bias", whole, bias.data.squeeze(1)
+        yield "0.weight", (..., slice(-2, None)), module.action_weight.data.transpose(1, 2)
         for i, (gain, shift) in enumerate(zip(module.gains, module.shifts, strict=True)):
-            yield f"{i}.ln.weight", gain.data.squeeze(1)
-            yield f"{i}.ln.bias", shift.data.squeeze(1)
+            yield f"{i}.ln.weight", whole, gain.data.squeeze(1)
+            yield f"{i}.ln.bias", whole, shift.data.squeeze(1)
         return
     for i, linear in enumerate(module.linears):
-        yield f"{i}.weight", linear.weight.data
-        yield f"{i}.bias", linear.bias.data
+        yield f"{i}.weight", (..., slice(linear.in_features)), linear.weight.data
+        yield f"{i}.bias", whole, linear.bias.data
+    if module.action_weight is not None:
+        yield "0.weight", (..., slice(-2, None)), module.action_weight.data.T
     for i, norm in enumerate(module.norms):
-        yield f"{i}.ln.weight", norm.weight.data
-        yield f"{i}.ln.bias", norm.bias.data
+        yield f"{i}.ln.weight", whole, norm.weight.data
+        yield f"{i}.ln.bias", whole, norm.bias.data
 
 
 def load(module, numbers, prefix):
-    for name, tensor in tensors(module):
-        tensor.copy_(numbers[f"{prefix}.{name}"])
+    for name, where, tensor in tensors(module):
+        tensor.copy_(numbers[f"{prefix}.{name}"][where])
 
 
 def feed(monkeypatch, numbers, prefix):
@@ -161,8 +165,9 @@ def test_two_updates(numbers, kind, monkeypatch):
         if kind == "episodic":
             modules["termination"] = workflow.termination
         for name, module in modules.items():
-            for part, tensor in tensors(module):
-                torch.testing.assert_close(tensor, numbers[f"{prefix}/after/{name}.{part}"], rtol=0, atol=1e-4)
+            for part, where, tensor in tensors(module):
+                expected = numbers[f"{prefix}/after/{name}.{part}"][where]
+                torch.testing.assert_close(tensor, expected, rtol=0, atol=1e-4)
         torch.testing.assert_close(
             workflow.scale.average, numbers[f"{prefix}/after/scale"].squeeze(), rtol=0, atol=1e-5
         )

@@ -201,7 +201,7 @@ def test_of_discrete_actions_the_model_sees_codes_only():
     seen = []
     for name in ("dynamics", "reward", "critics", "target_critics"):
         part = getattr(workflow, name)
-        part.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0][..., 16:18].reshape(-1, 2)))
+        part.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[1].reshape(-1, 2)))
     state = workflow.initial_state(5)
     observations = torch.linspace(-1, 1, 5).unsqueeze(-1)
     said = workflow.act(observations, state, generator=torch.Generator().manual_seed(0))
@@ -213,11 +213,10 @@ def test_of_discrete_actions_the_model_sees_codes_only():
     assert ((codes == 0).sum(-1) == 1).all()
     assert said.actions.dtype == torch.int64
     assert said.actions.shape == (5,)
-    inputs = workflow.model.join(torch.zeros(3, 4, 16), batch.actions)
-    assert torch.equal(inputs[..., 16:18].argmax(-1), batch.actions)
+    assert torch.equal(workflow.model.codes(batch.actions).argmax(-1), batch.actions)
     vectors = torch.tensor([[0.2, -0.9], [-0.9, -0.3]])
     assert workflow.model.executed(vectors).tolist() == [0, 1]
-    assert workflow.model.join(torch.zeros(2, 16), vectors)[:, 16:18].tolist() == [[1, 0], [0, 1]]
+    assert workflow.model.codes(vectors).tolist() == [[1, 0], [0, 1]]
     imagined = workflow.imagine(horizon=2, latents=torch.full((3, 16), 0.125))
     assert imagined.actions.dtype == torch.int64
 

@@ -36,11 +36,11 @@ class LatentModel:
 
     pure = ("step", "rewards", "ended", "value")  # methods without chance, which may be compiled
 
-    def join(self, latents: Tensor, actions: Tensor) -> Tensor:
-        """Put latents and actions side by side; discrete actions, vectors or indices, as codes."""
-        if self.policy.discrete:
-            actions = one_hot(self.executed(actions) if actions.is_floating_point() else actions, self.num_actions)
-        return torch.cat([latents, actions], -1)
+    def codes(self, actions: Tensor) -> Tensor:
+        """Return actions as the model sees them: discrete ones, vectors or indices, as one-hot codes."""
+        if not self.policy.discrete:
+            return actions
+        return one_hot(self.executed(actions) if actions.is_floating_point() else actions, self.num_actions)
 
     def executed(self, actions: Tensor) -> Tensor:
         """Return what the environment gets of a vector."""
@@ -48,11 +48,11 @@ class LatentModel:
 
     def step(self, latents: Tensor, actions: Tensor) -> Tensor:
         """Return the next latents."""
-        return self.dynamics(self.join(latents, actions))
+        return self.dynamics(latents, self.codes(actions))
 
     def rewards(self, latents: Tensor, actions: Tensor) -> Tensor:
         """Return the rewards of actions."""
-        return self.twohot.decode(self.reward(self.join(latents, actions)))
+        return self.twohot.decode(self.reward(latents, self.codes(actions)))
 
     def ended(self, latents: Tensor) -> Tensor:
         """Return the probability that the world has ended."""
@@ -63,11 +63,11 @@ class LatentModel:
     def value(self, latents: Tensor, draws: Tensor, pair: Tensor) -> Tensor:
         """Return the mean of two critics at the policy's actions for given draws."""
         actions = self.policy.actions(latents, draws)
-        return self.twohot.decode(self.critics(self.join(latents, actions), pair)).mean(0)
+        return self.twohot.decode(self.critics(latents, self.codes(actions), pair)).mean(0)
 
     def all_values(self, latents: Tensor, actions: Tensor) -> Tensor:
         """Return what every critic says: [members, ...]."""
-        return self.twohot.decode(self.critics(self.join(latents, actions)))
+        return self.twohot.decode(self.critics(latents, self.codes(actions)))
 
     def mean_value(self, latents: Tensor) -> Tensor:
         """Return the mean of all critics at the policy's own choice."""

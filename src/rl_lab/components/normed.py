@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_lab.components.layer_norm import Beside, can_fuse, fused_norm
 from rl_lab.core import noise
 from rl_lab.core.ranges import Count, Range
 
@@ -20,6 +21,11 @@ Size = Annotated[int, Range(1, 65_536)]
 def simplex(values: Tensor, group: int) -> Tensor:
     """SimNorm: a softmax over each group of neighbouring entries."""
     return values.unflatten(-1, (-1, group)).softmax(-1).flatten(-2)
+
+
+def distinct(values: Tensor) -> Tensor:
+    """Return one of rows [..., N, Z] that were made equal by `expand`: it broadcasts like all of them."""
+    return values[..., :1, :] if values.dim() > 1 and values.stride(-2) == 0 else values
 
 
 def aligned(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,7 +42,8 @@ def aligned(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 class NormedMLP(nn.Module):
     """Linear, layer norm and Mish per hidden layer; the output is plain, or normalised to simplices.
 
-    `zero_output` starts the last layer at zero: predictions begin neutral.
+    `actions` entries may come beside the inputs, with weights of their own. `zero_output` starts the last layer at
+    zero: predictions begin neutral.
     """
 
     def __init__(
@@ -44,6 +51,7 @@ class NormedMLP(nn.Module):
         inputs: Size,
         outputs: Size,
         hidden: Sequence[Size],
+        actions: Annotated[int, Range(0, 65_536)] = 0,
         simplex: Count | None = None,
         zero_output: bool = False,
     ) -> None:
@@ -53,18 +61,36 @@ class NormedMLP(nn.Module):
         sizes = [inputs, *hidden, outputs]
         self.linears = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
         self.norms = nn.ModuleList(nn.LayerNorm(size) for size in (sizes[1:] if simplex else hidden))
+        self.action_weight = nn.Parameter(torch.empty(actions, sizes[1])) if actions else None
         self.simplex = simplex
         for linear in self.linears:
             _initialize(linear.weight, linear.bias)
+        if self.action_weight is not None:
+            _initialize(self.action_weight)
         if zero_output:
             nn.init.zeros_(self.linears[-1].weight)
 
-    def forward(self, values: Tensor) -> Tensor:
-        """Map [..., inputs] to [..., outputs]."""
-        for linear, norm in zip(self.linears[:-1], self.norms, strict=False):
-            values = F.mish(norm(F.linear(*aligned(values, linear.weight), linear.bias)))
-        values = self.linears[-1](values)
-        return values if self.simplex is None else simplex(self.norms[-1](values), self.simplex)
+    def forward(self, values: Tensor, actions: Tensor | None = None) -> Tensor:
+        """Map [..., inputs] and [..., actions] to [..., outputs]."""
+        values = values if actions is None else distinct(values)
+        for linear, norm in itertools.zip_longest(self.linears, self.norms):
+            group = self.simplex if linear is self.linears[-1] else None
+            if norm is None:
+                values = F.linear(values, linear.weight, linear.bias)
+                values = values if actions is None else values + actions @ self.action_weight
+            elif can_fuse(values, linear.out_features, group, 0 if actions is None else actions.shape[-1]):
+                products = F.linear(*aligned(values, linear.weight))
+                leading = products.shape[:-1] if actions is None else actions.shape[:-1]
+                beside = None if actions is None else Beside(actions, self.action_weight)
+                parameters = linear.bias, norm.weight, norm.bias
+                rows = products.reshape(1, -1, products.shape[-1])
+                values = fused_norm(rows, *parameters, group=group, beside=beside).view(*leading, -1)
+            else:
+                values = F.linear(*aligned(values, linear.weight), linear.bias)
+                values = norm(values if actions is None else values + actions @ self.action_weight)
+                values = F.mish(values) if group is None else simplex(values, group)
+            actions = None  # they enter at the first layer
+        return values
 
 
 class NormedEnsemble(nn.Module):
@@ -78,18 +104,22 @@ class NormedEnsemble(nn.Module):
         inputs: Size,
         outputs: Size,
         hidden: Sequence[Size],
+        actions: Size,
         num_members: Annotated[int, Range(2, 64)] = 5,
         dropout: Annotated[float, Range(0, 1)] = 0.0,
     ) -> None:
         super().__init__()
+        if not hidden:
+            raise ValueError("an ensemble needs at least one hidden layer")
         sizes = [inputs, *hidden, outputs]
         self.num_members, self.dropout, self._first = num_members, dropout, sizes[1]
         pairs = list(itertools.pairwise(sizes))
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(num_members, a, b)) for a, b in pairs)
+        self.action_weight = nn.Parameter(torch.empty(num_members, actions, sizes[1]))
         self.biases = nn.ParameterList(nn.Parameter(torch.zeros(num_members, 1, b)) for _, b in pairs)
         self.gains = nn.ParameterList(nn.Parameter(torch.ones(num_members, 1, size)) for size in hidden)
         self.shifts = nn.ParameterList(nn.Parameter(torch.zeros(num_members, 1, size)) for size in hidden)
-        for weight in self.weights[:-1]:
+        for weight in (*self.weights[:-1], self.action_weight):
             _initialize(weight)
         nn.init.zeros_(self.weights[-1])  # the output layer only: hidden layers start as everywhere else
 
@@ -103,27 +133,39 @@ class NormedEnsemble(nn.Module):
         return noise.uniform((num_members or self.num_members, num_rows, self._first), values, generator)
 
     def forward(
-        self, values: Tensor, members: Tensor | None = None, dropout: Tensor | None = None, frozen: bool = False
+        self,
+        values: Tensor,
+        actions: Tensor,
+        members: Tensor | None = None,
+        dropout: Tensor | None = None,
+        frozen: bool = False,
     ) -> Tensor:
-        """Map [..., inputs] to [members, ..., outputs]; `frozen` lets gradients pass without reaching the weights."""
-        leading = values.shape[:-1]
+        """Map [..., inputs] and [..., actions] to [members, ..., outputs].
+
+        `frozen` lets gradients pass without reaching the weights.
+        """
         count = self.num_members if members is None else len(members)
         rows = values.reshape(1, -1, values.shape[-1]).expand(count, -1, -1)
+        taken = actions.reshape(1, -1, actions.shape[-1]).expand(count, -1, -1)
 
         def pick(parameter: Tensor) -> Tensor:
             parameter = parameter.detach() if frozen else parameter
             return parameter if members is None else parameter.index_select(0, members)
 
-        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            rows, transposed = aligned(rows, pick(weight).mT)
-            rows = torch.baddbmm(pick(bias), rows, transposed.mT)
-            if i == len(self.weights) - 1:
-                break
+        for i in range(len(self.gains)):
+            weight, bias, gain, shift = (pick(p[i]) for p in (self.weights, self.biases, self.gains, self.shifts))
+            if dropout is None and can_fuse(rows, weight.shape[-1], None, taken.shape[-1]):
+                beside = Beside(taken[0], pick(self.action_weight)) if i == 0 else None
+                rows = fused_norm(torch.bmm(rows, weight), bias, gain, shift, beside=beside)
+                continue
+            if i == 0:
+                bias = torch.baddbmm(bias, taken, pick(self.action_weight))
+            rows = torch.baddbmm(bias, rows, weight)
             if i == 0 and dropout is not None:
                 rows = rows * (dropout >= self.dropout) / (1.0 - self.dropout)
-            normed = F.layer_norm(rows, rows.shape[-1:])
-            rows = F.mish(torch.addcmul(pick(self.shifts[i]), normed, pick(self.gains[i])))
-        return rows.reshape(count, *leading, -1)
+            rows = F.mish(torch.addcmul(shift, F.layer_norm(rows, rows.shape[-1:]), gain))
+        rows = torch.baddbmm(pick(self.biases[-1]), rows, pick(self.weights[-1]))
+        return rows.reshape(count, *values.shape[:-1], -1)
 
 
 def _initialize(weight: Tensor, bias: Tensor | None = None) -> None:

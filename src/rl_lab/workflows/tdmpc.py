@@ -25,10 +25,10 @@ class TDMPCWorkflow(Workflow):
     """Learns from windows [H, B] inside one episode; acts by MPPI with the policy as a prior."""
 
     encoder: nn.Module  # observations to latents [..., Z]
-    dynamics: nn.Module  # [latent, action] to the next latent
-    reward: nn.Module  # [latent, action] to two-hot logits
+    dynamics: nn.Module  # latents and actions to the next latents
+    reward: nn.Module  # latents and actions to two-hot logits
     policy: nn.Module  # a squashed Gaussian, or one-hot codes where actions are discrete
-    critics: nn.Module  # [latent, action] to two-hot logits of every member
+    critics: nn.Module  # latents and actions to two-hot logits of every member
     twohot: nn.Module  # what the logits mean
     scale: nn.Module  # running range of the values
     planner: MPPI
@@ -128,12 +128,12 @@ class TDMPCWorkflow(Workflow):
         for taken in actions:
             steps.append(self.model.step(steps[-1], taken))
         latents = torch.stack(steps)  # [H + 1, B, Z]
-        inputs = self.model.join(latents[:-1], actions)
-        logits = self.critics(inputs, dropout=dropout)
+        inputs = latents[:-1], self.model.codes(actions)
+        logits = self.critics(*inputs, dropout=dropout)
         value_errors = self.twohot.loss(logits, targets.expand(len(logits), -1, -1)).mean(0)
         losses = {
             "consistency": weigh((latents[1:] - next_latents).square(), self._rhos),
-            "reward": weigh(self.twohot.loss(self.reward(inputs), rewards), self._rhos),
+            "reward": weigh(self.twohot.loss(self.reward(*inputs), rewards), self._rhos),
             "value": weigh(value_errors, self._rhos),
         }
         errors: Metrics = {}
@@ -145,13 +145,13 @@ class TDMPCWorkflow(Workflow):
     def _target_values(self, latents: Tensor, draws: Tensor, pair: Tensor) -> Tensor:
         """Return the lesser of two target critics at the policy's actions."""
         actions = self.policy.actions(latents, draws)
-        return self.twohot.decode(self.target_critics(self.model.join(latents, actions), pair)).amin(0)
+        return self.twohot.decode(self.target_critics(latents, self.model.codes(actions), pair)).amin(0)
 
     def _policy_values(self, latents: Tensor, draws: Tensor, pair: Tensor, dropout: Tensor | None) -> Expectation:
         """Return what two critics expect of the policy; they are not trained by it."""
 
         def value(actions: Tensor) -> Tensor:
-            logits = self.critics(self.model.join(latents, actions), pair, dropout, frozen=True)
+            logits = self.critics(latents, self.model.codes(actions), pair, dropout, frozen=True)
             return self.twohot.decode(logits).mean(0)
 
         return self.policy.expect(latents, draws, value)
