@@ -1,3 +1,4 @@
+import functools
 import os
 import shutil
 import tempfile
@@ -5,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.reliability.compare import snapshot
 from tests.reliability.warm import Warm
+from tests.reliability.workloads import SEGMENTS, train
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +26,19 @@ def memory_folder():
     path = Path(tempfile.mkdtemp(prefix="rl-lab-tests-", dir=parent))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def reference(warm, memory_folder):
+    """Run a workload without a stop, once for all tests; return its folder, which nobody changes, and what is in it."""
+
+    @functools.cache
+    def run(name):
+        folder, log = memory_folder / f"reference-{name}", memory_folder / f"reference-{name}.log"
+        assert warm.run(train(name, folder), log, SEGMENTS) == 0, log.read_text()
+        return folder, snapshot(folder)
+
+    return run
 
 
 @pytest.fixture

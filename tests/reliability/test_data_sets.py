@@ -11,17 +11,13 @@ from rl_lab.build import build_experiment
 from rl_lab.composition import load_experiment
 from rl_lab.core.errors import UserError
 from tests.reliability.compare import differences, newest, snapshot
-from tests.reliability.workloads import TOY, train
-
-SEGMENTS = ("small_segments", 700)
+from tests.reliability.workloads import TOY
 
 
 @pytest.fixture(scope="module")
-def collected(warm, memory_folder):
+def collected(reference):
     """A run whose replay is to be learned from."""
-    folder = memory_folder / "collected"
-    assert warm.run(train("recurrent", folder), memory_folder / "collected.log", SEGMENTS) == 0
-    return folder
+    return reference("recurrent")[0]
 
 
 def tree_digest(folder):

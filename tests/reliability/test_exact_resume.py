@@ -1,27 +1,11 @@
 """REL1: a run that was stopped and resumed equals the one that never was, in every bit that is not wall time."""
 
-import functools
 import random
 
 import pytest
 
 from tests.reliability.compare import differences, newest, snapshot
-from tests.reliability.workloads import WORKLOADS, train
-
-SEGMENTS = ("small_segments", 700)  # several segments even in these small rings, which wrap around
-
-
-@pytest.fixture(scope="session")
-def reference(warm, memory_folder):
-    """Run a workload without a stop, once."""
-
-    @functools.cache
-    def run(name):
-        folder = memory_folder / f"reference-{name}"
-        assert warm.run(train(name, folder), memory_folder / f"{name}.log", SEGMENTS) == 0, name
-        return folder, snapshot(folder)
-
-    return run
+from tests.reliability.workloads import SEGMENTS, WORKLOADS, train
 
 
 def stop_points(name, folder, count=3):

@@ -8,22 +8,16 @@ import pytest
 
 from rl_lab.orchestration.checkpoint import CheckpointManager
 from tests.reliability.compare import differences, newest, snapshot
-from tests.reliability.workloads import train
+from tests.reliability.workloads import SEGMENTS, train
 
 ERRORS = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EIO)
 METHODS = ("make_folder", "write", "sync", "rename", "names", "remove")
-SEGMENTS = ("small_segments", 700)
 NAMES = ("dqn", "ppo_discrete", "recurrent")
 
 
 @pytest.fixture(scope="module")
-def whole(warm, memory_folder):
-    found = {}
-    for name in NAMES:
-        folder = memory_folder / f"full-disk-{name}"
-        assert warm.run(train(name, folder), memory_folder / "full-disk.log", SEGMENTS) == 0
-        found[name] = snapshot(folder)
-    return found
+def whole(reference):
+    return {name: reference(name)[1] for name in NAMES}
 
 
 def one_error(said):

@@ -15,11 +15,10 @@ import pytest
 from rl_lab.orchestration.checkpoint import CheckpointManager
 from tests.reliability.compare import differences, newest, records, snapshot
 from tests.reliability.warm import ROOT
-from tests.reliability.workloads import train
+from tests.reliability.workloads import SEGMENTS, train
 
 INTERVAL = 40  # agent steps between two checkpoints of a workload
 LONGEST_CYCLE = 70  # agent steps that a cycle of a workload collects, at most
-SEGMENTS = ("small_segments", 700)
 NAMES = ("dqn", "ppo_discrete", "curriculum", "recurrent", "dqn_prioritized")
 
 
@@ -68,10 +67,9 @@ def kill_until_finished(warm, folder, name, rng, max_kills):
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_ten_kills_of_forked_runs(warm, folder, block):
+def test_ten_kills_of_forked_runs(warm, reference, folder, block):
     rng, name = random.Random(block), NAMES[block % len(NAMES)]
-    assert warm.run(train(name, folder / "whole"), folder / "log", SEGMENTS) == 0, (folder / "log").read_text()
-    expected = snapshot(folder / "whole")
+    _, expected = reference(name)
     kills = 0
     for attempt in itertools.count():
         kills += kill_until_finished(warm, folder / str(attempt), name, rng, 10 - kills)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+SEGMENTS = ("small_segments", 700)  # of `faults`: several segments even in these small rings, which wrap around
+
 _OFTEN = (
     "checkpoint.every_steps=40",
     "checkpoint.every_seconds=null",
