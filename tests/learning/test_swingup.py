@@ -38,6 +38,12 @@ def test_the_pole_stands(experiment, tmp_path):
 
 
 def test_a_pole_that_was_never_trained_does_not_stand(tmp_path):
-    shorter = {"training__total_timesteps": 150, "training__phases__0__duration_steps": 125, "evaluation__episodes": 1}
+    shorter = {
+        "training__total_timesteps": 50,
+        "training__phases__0__duration_steps": 25,
+        "training__phases__0__workflow_hooks__0__collect": 25,
+        "environment__max_episode_steps": 40,
+        "evaluation__episodes": 1,
+    }
     train("tdmpc2_swingup", run_dir=tmp_path / "run", logging__tensorboard=False, evaluation__inspect=False, **shorter)
     assert standing_episodes(tmp_path / "run", 4) == 0
