@@ -190,17 +190,22 @@ def test_mbmpc_solves_probe(probe, policy_loss):
     collector = RolloutCollector(environment, seeds, initial_state=workflow.initial_state(NUM_ENVS))
     source = ReplaySource(NUM_ENVS, seeds.numpy("source"), "cpu", capacity=4000, batch_size=64, min_size=200)
     hooks = (Hook("collect", 8), Hook("update_world_model", ratio=0.25), Hook("update_controller", ratio=0.25))
-    phase = Phase("p", hooks=hooks, buffer="data", duration_steps=3000)
-    scheduler = PhaseScheduler([phase], ready=lambda name: source.ready)
+    phases = [  # a planner that has only seen what it chose itself may never learn of anything better
+        Phase("random", hooks=hooks[:1], buffer="data", duration_steps=192, settings={"policy": "random"}),
+        Phase("p", hooks=hooks, buffer="data", duration_steps=2400 if probe == "both" else 1600),
+    ]
+    scheduler = PhaseScheduler(phases, ready=lambda name: source.ready)
     for event in training_loop(workflow, scheduler, collector, {"data": source}):
         assert all(torch.isfinite(torch.as_tensor(value)) for value in event.metrics.values()), event
     returns, _ = collector.collect_episodes(workflow.act, 40)
-    if probe in ("action", "both"):
+    chosen = probe in ("action", "both")
+    if chosen:
         assert min(returns) == 1.0
-    else:
-        for observation, value in VALUES[probe].items():
-            with torch.no_grad():
-                assert abs(workflow.value(torch.tensor([[observation]])).item() - value) < 0.15
+    for observation, value in VALUES[probe].items():
+        with torch.no_grad():
+            estimate = workflow.value(torch.tensor([[observation]])).item()
+        # Where actions matter, the random ones are in the mean as well.
+        assert abs(estimate - value) < (0.3 if chosen else 0.15), (observation, estimate, value)
 
 
 def test_the_policy_can_act_alone():
