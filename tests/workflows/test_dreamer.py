@@ -116,14 +116,22 @@ def test_dreamer_solves_probe(paper, probe, continuous):
     workflow = build(paper, 1, action, seeds, discrete=not continuous, gamma=GAMMA, horizon=2, lr=lr, **knobs)
     environment = make_env(f"probe/{probe}", NUM_ENVS, kwargs={"continuous": continuous})
     collector = RolloutCollector(environment, seeds, initial_state=workflow.initial_state(NUM_ENVS))
-    source = replay(seeds, window=7, batch_size=32)
-    num_updates = {"action": 300, "both": 300}.get(probe, 120)
-    collect, buffer = Hook("collect", 8), {"buffer": "data", "duration_steps": 8 * num_updates}
+    source = replay(seeds, window=4, batch_size=56)  # no episode is longer than two steps
+    num_updates = {"constant": 80, "action": 200, "both": 240}.get(probe, 120)
+    if continuous and probe in ("action", "both"):
+        num_updates = 300
+    collect = Hook("collect", 8)
     model, joint = Hook("update_world_model", ratio=0.125), Hook("update_agent", ratio=0.125)
     run(
         [
-            Phase("model", hooks=(collect, model), settings={"policy": "random"}, **buffer),
-            Phase("joint", hooks=(collect, joint), **buffer),
+            Phase(
+                "model",
+                hooks=(collect, model),
+                buffer="data",
+                duration_steps=5 * num_updates,
+                settings={"policy": "random"},
+            ),
+            Phase("joint", hooks=(collect, joint), buffer="data", duration_steps=8 * num_updates),
         ],
         workflow,
         collector,

@@ -63,7 +63,7 @@ def test_ppo_solves_probe(probe, continuous):
     environment = make_env(f"probe/{probe}", NUM_ENVS, kwargs={"continuous": continuous})
     source = StreamSource(NUM_ENVS, seeds.numpy("source"), "cpu")
     hooks = (Hook("collect", 32), Hook("update_controller"))
-    returns = train(workflow, source, environment, seeds, hooks, 20_000)
+    returns = train(workflow, source, environment, seeds, hooks, 9_000)
     check_values(workflow, probe, tolerance=0.15)
     if probe in ("action", "both"):
         assert sum(returns) / len(returns) > 0.95
@@ -94,7 +94,7 @@ def test_dqn_solves_probe(probe, variant):
         pad=window is not None,
     )
     hooks = (Hook("collect", 4), Hook("update_controller", ratio=0.125))
-    returns = train(workflow, source, environment, seeds, hooks, 8_000)
+    returns = train(workflow, source, environment, seeds, hooks, 4_800)
     check_values(workflow, probe, tolerance=0.1)
     if probe in ("action", "both"):
         assert min(returns) == 1.0

@@ -93,7 +93,7 @@ def test_td3_solves_probe(probe):
     environment = make_env(f"probe/{probe}", NUM_ENVS, kwargs={"continuous": True})
     source = ReplaySource(NUM_ENVS, seeds.numpy("source"), "cpu", capacity=4000, batch_size=64, min_size=200)
     hooks = (Hook("collect", 2), Hook("update_critic", ratio=0.25), Hook("update_actor", ratio=0.125))
-    returns = train(workflow, source, environment, seeds, hooks, 4000)
+    returns = train(workflow, source, environment, seeds, hooks, 2400)
     for observation, value in VALUES[probe].items():
         best = {"action": 0.5, "both": 0.5 * observation}.get(probe, 0.0)
         with torch.no_grad():

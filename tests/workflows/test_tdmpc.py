@@ -63,12 +63,9 @@ def test_tdmpc2_solves_probe(probe, discrete):
     state = workflow.initial_state(NUM_ENVS)
     collector = RolloutCollector(environment, seeds, initial_state=state)
     source = ReplaySource(NUM_ENVS, seeds.numpy("source"), "cpu", capacity=4000, batch_size=64, min_size=100, window=1)
-    phase = Phase(
-        "p",
-        hooks=(Hook("collect", 8), Hook("update_agent", ratio=0.5 if probe in ("action", "both") else 0.25)),
-        buffer="data",
-        duration_steps=2600,
-    )
+    ratio, steps = (0.5, 2000) if probe in ("action", "both") else (0.25, 1600)
+    hooks = (Hook("collect", 8), Hook("update_agent", ratio=ratio))
+    phase = Phase("p", hooks=hooks, buffer="data", duration_steps=steps)
     scheduler = PhaseScheduler([phase], ready=lambda name: source.ready)
     for _ in training_loop(workflow, scheduler, collector, {"data": source}):
         pass

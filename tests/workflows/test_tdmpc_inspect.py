@@ -48,7 +48,7 @@ def test_a_trained_model_foresees_its_small_world():
     workflow = build(seeds)
     collector = collector_of(workflow, seeds, "delayed", False)
     source = ReplaySource(NUM_ENVS, seeds.numpy("source"), "cpu", capacity=4000, batch_size=64, min_size=100, window=1)
-    phase = Phase("p", hooks=(Hook("collect", 8), Hook("update_agent", ratio=0.25)), buffer="data", duration_steps=2600)
+    phase = Phase("p", hooks=(Hook("collect", 8), Hook("update_agent", ratio=0.25)), buffer="data", duration_steps=1600)
     untrained = looked_at(workflow, collector)
     scheduler = PhaseScheduler([phase], ready=lambda name: source.ready)
     for _ in training_loop(workflow, scheduler, collector, {"data": source}):
