@@ -50,6 +50,8 @@ def update(experiment, capture, times=1):
 
 
 def run(name, times, captured, **changes):
+    torch.backends.cudnn.deterministic = True  # otherwise sums of convolutions differ from run to run, and so do draws
+    torch.use_deterministic_algorithms(True, warn_only=True)
     with device_stream("cuda"):
         experiment = prepare(name, **changes)
         capture = HookCapture(experiment.seeds.generators) if captured else None

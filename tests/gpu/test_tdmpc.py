@@ -106,7 +106,8 @@ def test_replays_shift_pictures_anew():
         moved = []
         for _ in range(8):
             capture.run("k", "shift", lambda seen: ({"sum": shift.sample(seen, generator)[..., 0].sum()}, {}), images)
-            moved.append(float(capture.drain()["sum"]))
+            ((_, metrics, _),) = capture.drain()
+            moved.append(float(metrics["sum"]))
         assert len(set(moved)) > 5, moved
         experiment.close()
 

@@ -7,15 +7,15 @@ are asked for, and on a CPU, the plain operations do the same.
 
 from __future__ import annotations
 
-import importlib.util
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from rl_lab.core.norm_kernel import AVAILABLE, launch
+
 EPS = 1e-5
 MAX_SIZE, MAX_ACTIONS = 4096, 64
-_HAS_TRITON = importlib.util.find_spec("triton") is not None
 
 
 class Beside(NamedTuple):
@@ -27,7 +27,7 @@ class Beside(NamedTuple):
 
 def can_fuse(values: Tensor, size: int, group: int | None, num_actions: int) -> bool:
     """Return whether `fused_norm` can do what follows a product of `values` that has `size` entries."""
-    if not values.is_cuda or torch.is_grad_enabled() or not _HAS_TRITON:
+    if not values.is_cuda or torch.is_grad_enabled() or not AVAILABLE:
         return False
     divisible = group is None or (size & (size - 1) == 0 and group & (group - 1) == 0)
     return size <= MAX_SIZE and num_actions <= MAX_ACTIONS and divisible
@@ -47,12 +47,10 @@ def fused_norm(
     The activation is Mish, or with `group` a softmax over neighbouring entries. Actions [rows, A] are the same for
     all networks; where there are more of them than products, `rows / R` in a row share one product.
     """
-    from rl_lab.components import layer_norm_kernel  # needs Triton, which comes with torch for GPUs
-
     members, num_products, size = products.shape
     rows = num_products if beside is None else beside.actions.shape[:-1].numel()
     answer = torch.empty(members, rows, size, dtype=products.dtype, device=products.device)
-    layer_norm_kernel.launch(
+    launch(
         products.contiguous(),
         bias.contiguous(),
         gain.contiguous(),

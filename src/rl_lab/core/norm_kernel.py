@@ -1,16 +1,19 @@
-"""The GPU kernel behind `fused_norm`; imported only where Triton is there."""
+"""The GPU kernel behind normalised layers (`components/layer_norm.py`), in Triton, which comes with torch for GPUs."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import triton
-import triton.language as tl
 from torch import Tensor
 
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # torch for CPUs comes without it
+    triton = tl = None
 
-@triton.jit
-def _norm_kernel(  # type: ignore[no-untyped-def]
+
+def _normalize_rows(  # type: ignore[no-untyped-def]
     products,
     biases,
     gains,
@@ -61,6 +64,10 @@ def _norm_kernel(  # type: ignore[no-untyped-def]
     tl.store(answers + rows[:, None] * SIZE + columns[None, :], values, mask=inside)
 
 
+AVAILABLE = triton is not None
+_norm_kernel: Any = triton.jit(_normalize_rows) if AVAILABLE else None
+
+
 def launch(
     products: Tensor,
     biases: Tensor,
@@ -76,8 +83,7 @@ def launch(
     members, rows, size = answers.shape
     block = triton.next_power_of_2(size)
     several = 4 if rows % 4 == 0 and members * rows >= 4096 and block <= 1024 else 1
-    kernel: Any = _norm_kernel[(triton.cdiv(members * rows, several),)]
-    kernel(
+    _norm_kernel[(triton.cdiv(members * rows, several),)](
         products,
         biases,
         gains,
