@@ -86,6 +86,7 @@ _MCTS = (
     "environment.num_envs=2",
     "environment.resize=[8,8]",
     "environment.max_episode_steps=20",
+    "training.phases.0.duration_steps=40",
     "training.total_timesteps=120",
     *_REPLAY,
     *_OFTEN,
