@@ -81,7 +81,7 @@ def build(arguments: argparse.Namespace) -> Experiment:
         "environment.id": "tiny/CartPoleSwingUp",
         "environment.action_repeat": 1,
         "buffer.capacity": arguments.capacity,
-        "workflow.precision": arguments.precision,
+        "training.precision": arguments.precision,
         "training.compile": arguments.compile,
         "optimizers.model.learning_rate.start": 4e-5,
     }

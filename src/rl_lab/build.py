@@ -146,9 +146,14 @@ def build_parts(config: RunConfig, section: str, seeds: SeedTree, device: str, a
             except UserError as error:
                 raise explain_dims(error, config.dims) from error
         parts[name] = part.to(device) if isinstance(part, nn.Module) else part
-    if config.training.precision == "bfloat16":
+    if config.training.precision == "bfloat16" and not computes_itself(workflow_class(config, allow)):
         compute_in_bfloat16(parts.values(), device)
     return parts
+
+
+def computes_itself(workflow: type[Workflow]) -> bool:
+    """Return whether a workflow takes a `precision` to compute in; for others the networks are converted."""
+    return "precision" in {entry.name for entry in declared_fields(workflow)}
 
 
 def workflow_class(config: RunConfig, allow: Sequence[str]) -> type[Workflow]:
@@ -182,6 +187,8 @@ def build_workflow(
     given |= {optimizer_field(name, names, len(optimizers)): optimizer for name, optimizer in optimizers.items()}
     if "generator" in names:
         given["generator"] = seeds.generator("workflow", device)
+    if "precision" in names:
+        given["precision"] = config.training.precision
     return instantiate(config.workflow, "workflow", given=given, allow=allow, kind=Workflow)
 
 

@@ -95,6 +95,7 @@ def test_compiled_parts_keep_the_names_of_their_weights():
     [
         ("tdmpc2_swingup", "update_agent", {}),
         ("tdmpc2_pixels", "update_agent", {"buffer.batch_size": 8}),
+        ("dreamerv2_gridworld", "update_agent", {"buffer.batch_size": 4, "buffer.window": 5}),
         ("dqn_cartpole", "update_controller", {}),
         ("ppo_cartpole", "update_controller", {"workflow.num_epochs": 1}),
     ],

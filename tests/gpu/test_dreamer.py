@@ -108,7 +108,7 @@ def test_compiled_parts_agree():
 
 def test_half_precision_is_near():
     full, _ = run("dreamerv3_gridworld", 1, captured=False)
-    half, _ = run("dreamerv3_gridworld", 1, captured=False, **{"workflow.precision": "bfloat16"})
+    half, _ = run("dreamerv3_gridworld", 1, captured=False, **{"training.precision": "bfloat16"})
     for key in ("reconstruction_loss", "continue_loss", "reward_loss", "dynamics_loss"):
         assert abs(full[0][key] - half[0][key]) < 0.05 * abs(full[0][key]) + 0.05, (key, full[0][key], half[0][key])
 

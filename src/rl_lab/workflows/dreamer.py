@@ -55,7 +55,7 @@ class DreamerWorkflow(Workflow):
     slow_targets: bool = False  # whether returns bootstrap from the slow critic
     exploration: NonNegative = 0.0  # noise added to actions, or the share of random ones
     stored_latents: bool = True  # start from the states that replay keeps, and refresh them
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "bfloat16"] = "float32"  # given by `training.precision`; a scan casts weights once
 
     checkpointed = ("slow_critic", "update_count")
 
