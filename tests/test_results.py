@@ -41,7 +41,7 @@ def test_curves_reach_their_goal(experiment, num_seeds, budget, each, mean):
     assert sum(points[-1][1] for points in curves.values()) / num_seeds >= mean
 
 
-# Control suite at 100k steps of the simulator: the mean over the seeds, at least the published mean less two deviations.
+# Control suite at 100k steps of the simulator: means over the seeds, at least the published mean less two deviations.
 SCORES = {"walker-walk": 922.0, "walker-run": 667.0, "cartpole-swingup": 769.0, "finger-spin": 892.0}
 
 
