@@ -8,13 +8,14 @@ all outputs, so each weight gradient is one product over T * B rows.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_lab.components.fused import NormedSilu, attach, fuses
 from rl_lab.core.ranges import Count, Natural, NonNegative
 
 Activation = Literal["silu", "elu", "relu", "tanh", "gelu"]
@@ -46,12 +47,17 @@ class Tape:
         self.weights, self.offsets = weights, offsets
         self.seen: dict[str, Tensor] = {}
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type that the layers compute in."""
+        return next(iter(self.weights.values()))[0].dtype
+
     def record(self, key: str, seen: Tensor, output: Tensor) -> Tensor:
         """Remember what a layer saw, and return its output with the offset added."""
         if self.offsets is None:
             return output
         self.seen[key] = seen.detach()
-        return output + self.offsets[key]
+        return attach(output, self.offsets[key])
 
 
 class ScanLayer(nn.Module):
@@ -221,6 +227,22 @@ class Norm(ScanLayer):
             return self._scale(normalized, *self.scanned())
         return tape.record(self.key, normalized, self._scale(normalized, *tape.weights[self.key]))
 
+    def activated(
+        self,
+        values: Tensor,
+        activation: Callable[[Tensor], Tensor],
+        ahead: Tensor | None = None,
+        tape: Tape | None = None,
+    ) -> Tensor:
+        """Normalise values, to which `ahead` is added, and activate them."""
+        if tape is not None and self.kind == "rms" and activation is F.silu and fuses(values):
+            offset = None if tape.offsets is None else tape.offsets[self.key]
+            answers, normalized = NormedSilu.apply(values, ahead, *tape.weights[self.key], offset, _EPSILON["rms"])
+            if offset is not None:
+                tape.seen[self.key] = normalized
+            return answers
+        return activation(self(values if ahead is None else values + ahead, tape))
+
     def _normalize(self, values: Tensor) -> Tensor:
         # Both sum in float32, whatever the type of the values.
         if self.kind == "layer":
@@ -262,8 +284,7 @@ class Dense(nn.Module):
 
     def forward(self, values: Tensor, ahead: Tensor | None = None, tape: Tape | None = None) -> Tensor:
         """Map; `ahead` is what `linear.project` made of the inputs that were known ahead."""
-        values = self.linear(values, tape)
-        return self._activation(self.norm(values if ahead is None else values + ahead, tape))
+        return self.norm.activated(self.linear(values, tape), self._activation, ahead, tape)
 
 
 class Stack(nn.Module):

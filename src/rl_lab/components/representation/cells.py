@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from rl_lab.components.fused import Gated, fuses
 from rl_lab.components.layers import (
     ACTIVATIONS,
     Activation,
@@ -49,7 +50,7 @@ class GRU(nn.Module):
         """Move on."""
         inputs = self.dense(stoch, ahead, tape)
         gates = self.norm(self.gates(torch.cat([inputs, deter], -1), tape), tape)
-        return gated(deter, *gates.chunk(3, -1), self.update_bias)
+        return gated(deter, gates, 1, self.update_bias)
 
 
 class BlockGRU(nn.Module):
@@ -82,14 +83,22 @@ class BlockGRU(nn.Module):
 
     def forward(self, deter: Tensor, stoch: Tensor, ahead: Tensor, tape: Tape | None = None) -> Tensor:
         """Move on."""
-        shared = torch.cat([self.from_deter(deter, None, tape), self.from_stoch(stoch, None, tape)], -1)
-        hidden = self._activation(self.hidden_norm(self.hidden(deter, shared, ahead, tape), tape))
-        gates = self.gates(hidden, tape).unflatten(-1, (self.num_blocks, -1)).chunk(3, -1)
-        return gated(deter, *(gate.flatten(-2) for gate in gates), -1.0)
+        seen = deter if tape is None else deter.to(tape.dtype)  # once for both layers that read it
+        shared = torch.cat([self.from_deter(seen, None, tape), self.from_stoch(stoch, None, tape)], -1)
+        hidden = self.hidden_norm.activated(self.hidden(seen, shared, ahead, tape), self._activation, tape=tape)
+        return gated(deter, self.gates(hidden, tape), self.num_blocks, -1.0)
 
 
-def gated(deter: Tensor, reset: Tensor, candidate: Tensor, update: Tensor, update_bias: float) -> Tensor:
-    """Mix the old state with a candidate; the negative bias makes the unit remember at first."""
+def gated(deter: Tensor, gates: Tensor, num_blocks: int, update_bias: float) -> Tensor:
+    """Mix the old state with a candidate; a negative bias makes the unit remember at first.
+
+    Each block of `gates` [..., 3 * D] holds reset, candidate and update of its share of the state.
+    """
+    if fuses(gates):
+        mixed: Tensor = Gated.apply(gates, deter, deter.shape[-1] // num_blocks, update_bias)
+        return mixed
+    blocks = gates.unflatten(-1, (num_blocks, -1)).chunk(3, -1)
+    reset, candidate, update = (block.flatten(-2) for block in blocks)
     candidate = (reset.sigmoid() * candidate).tanh()
     update = (update + update_bias).sigmoid()
     return update * candidate + (1.0 - update) * deter
