@@ -19,6 +19,7 @@ CLAIMS = [
     ("mbmpc_cartpole", 5, 20_100, 475.0, 475.0),
     ("mbmpc_advantage", 5, 20_100, 475.0, 475.0),
     ("mcts_gridworld", 5, 6_016, 0.9, 0.9),
+    ("dqn_in_the_dream", 5, 32_016, 475.0, 475.0),
 ]
 
 

@@ -4,11 +4,14 @@ import functools
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from rl_lab.components.dynamics.deterministic import DeterministicDynamics
 from rl_lab.components.dynamics.dream import DreamEnvironment
 from rl_lab.components.nets import MLP
+from rl_lab.core.batch import Batch
 from rl_lab.core.optim import Optimizer
+from rl_lab.core.phase import Hook, Phase
 from rl_lab.core.workflow import Act
 from rl_lab.workflows.dqn import DQNWorkflow
 from rl_lab.workflows.dream import DreamWorkflow
@@ -123,3 +126,35 @@ def test_an_agent_gets_the_parts_that_its_fields_name():
     assert workflow.learner.gamma == 0.9
     with pytest.raises(ValueError, match="agent"):
         DreamWorkflow(dynamics, Optimizer(dynamics.parameters(), adam), torch.Generator())
+
+
+def test_the_agent_sees_observations_in_deviations_of_what_the_model_has_seen():
+    torch.manual_seed(0)
+    dynamics = DeterministicDynamics(2, 2, (8,), discrete=True, done=True)
+    network, adam = MLP(2, 2, (8,)), functools.partial(torch.optim.SGD, lr=0.1)
+    workflow = DreamWorkflow(
+        dynamics,
+        Optimizer(dynamics.parameters(), adam),
+        torch.Generator(),
+        agent=functools.partial(DQNWorkflow, gamma=0.9),
+        q_network=network,
+        agent_optimizer=Optimizer(network.parameters(), adam),
+    )
+    observations = torch.tensor([[3.0, 0.01], [5.0, 0.03]])
+    batch = Batch(
+        observations=observations,
+        actions=torch.tensor([0, 1]),
+        rewards=torch.ones(2),
+        terminated=torch.tensor([True, False]),
+        truncated=torch.zeros(2, dtype=torch.bool),
+        next_observations=observations.flip(0),
+    )
+    dynamics.observe(batch)
+    seen = torch.tensor([[-1.0, -1.0], [1.0, 1.0]])
+    q_values = network(seen)
+    torch.testing.assert_close(workflow.value(observations), q_values.amax(-1))
+    assert torch.equal(workflow.act(observations, explore=False).actions, q_values.argmax(-1))
+    targets = 1.0 + 0.9 * torch.tensor([0.0, 1.0]) * q_values.amax(-1).flip(0)
+    errors = q_values.gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1) - targets.detach()
+    told = workflow.update_controller(batch, phase=Phase("dream", hooks=(Hook("collect"),), duration_steps=1))
+    torch.testing.assert_close(told["td_loss"], F.smooth_l1_loss(errors, torch.zeros(2)).detach())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.components.dynamics.dream import DreamEnvironment
-from rl_lab.core.batch import Batch, Tree
+from rl_lab.core.batch import Batch, Tree, replace_unchecked
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
 from rl_lab.core.ranges import Count, Positive
@@ -23,9 +23,13 @@ from rl_lab.core.workflow import Act, CollectResult, Metrics, Update, Workflow, 
 
 @dataclass(eq=False)
 class DreamWorkflow(Workflow):
-    """Gives the agent the parts that its fields name, and lets it act in the model or in the world."""
+    """Gives the agent the parts that its fields name, and lets it act in the model or in the world.
 
-    dynamics: nn.Module  # with heads for reward and end
+    The agent sees observations in deviations from what the model has seen: how near a dream is to straying then
+    weighs as much in every entry, however little of it the world has shown.
+    """
+
+    dynamics: Any  # a learned model with heads for reward and end
     model_optimizer: Optimizer  # trains the dynamics
     generator: torch.Generator
     agent: Callable[..., Workflow] | None = None  # a partial node: the workflow that learns in the dream
@@ -64,20 +68,20 @@ class DreamWorkflow(Workflow):
         self, observations: Tree, state: Tree = None, *, explore: bool = True, generator: torch.Generator | None = None
     ) -> Act:
         """Do what the agent says."""
-        return self.learner.act(observations, state, explore=explore, generator=generator)
+        return self.learner.act(self.dynamics.standardized(observations), state, explore=explore, generator=generator)
 
     def value(self, observations: Tree) -> Tensor:
         """Return the agent's estimate."""
-        return self.learner.value(observations)  # type: ignore[attr-defined]
+        return self.learner.value(self.dynamics.standardized(observations))  # type: ignore[attr-defined]
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult:
         """Take one decision in every environment, or in every dream."""
         if phase.settings.get("where", "world") == "dream":
-            batch = self.dream.collect(self.learner.act, None, self._starts, self.generator)
+            batch = self.dream.collect(self.act, None, self._starts, self.generator)
             ended = int(batch.dones.sum())
             return CollectResult(self.num_envs, ended, trajectory=batch, extras={"env_steps": 0})
         seen = self.environment.observations.to(self.device)  # type: ignore[attr-defined]
-        actions = self.learner.act(seen, explore=True, generator=self.generator).actions
+        actions = self.act(seen, explore=True, generator=self.generator).actions
         if phase.settings.get("policy") == "random":
             actions = self._random_actions(actions)
         _, rewards, dones, infos = self.environment.step(actions)
@@ -97,19 +101,19 @@ class DreamWorkflow(Workflow):
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics | Update:
         """Let an agent learn that has one hook for it."""
-        return self.learner.update_controller(batch, phase=phase)  # type: ignore[attr-defined]
+        return self.learner.update_controller(self._as_seen(batch), phase=phase)  # type: ignore[attr-defined]
 
     def update_agent(self, batch: Batch, *, phase: Phase) -> Metrics | Update:
         """Let an agent learn that updates its parts together."""
-        return self.learner.update_agent(batch, phase=phase)  # type: ignore[attr-defined]
+        return self.learner.update_agent(self._as_seen(batch), phase=phase)  # type: ignore[attr-defined]
 
     def update_critic(self, batch: Batch, *, phase: Phase) -> Metrics | Update:
         """Let the critic learn of an agent that has a hook for it."""
-        return self.learner.update_critic(batch, phase=phase)  # type: ignore[attr-defined]
+        return self.learner.update_critic(self._as_seen(batch), phase=phase)  # type: ignore[attr-defined]
 
     def update_actor(self, batch: Batch, *, phase: Phase) -> Metrics | Update:
         """Let the actor learn of an agent that has a hook for it."""
-        return self.learner.update_actor(batch, phase=phase)  # type: ignore[attr-defined]
+        return self.learner.update_actor(self._as_seen(batch), phase=phase)  # type: ignore[attr-defined]
 
     def advance_schedules(self, *, agent_steps: int, updates: int) -> None:
         """Bring the schedules to these counters, the agent's too."""
@@ -124,6 +128,14 @@ class DreamWorkflow(Workflow):
         """Restore both."""
         self.learner.set_state(state["learner"])
         self.dream.set_state(state["dream"])
+
+    def _as_seen(self, batch: Batch) -> Batch:
+        following = batch.next_observations
+        return replace_unchecked(
+            batch,
+            observations=self.dynamics.standardized(batch.observations),
+            next_observations=None if following is None else self.dynamics.standardized(following),
+        )
 
     def _starts(self) -> Tensor:
         return self.source.sample(self.num_envs).observations.to(self.device)

@@ -62,12 +62,13 @@ class Heads(nn.Module):
 
     def deviation(self, latents: Tensor) -> Tensor:
         """Return how far latents lie from what was seen: the greatest of their entries, in deviations."""
-        return self._normal(latents).abs().amax(-1)
+        return self.standardized(latents).abs().amax(-1)
 
     def _done_logits(self, observations: Tensor) -> Tensor:
-        return self.done_head(self._normal(observations)).squeeze(-1)  # type: ignore[misc]
+        return self.done_head(self.standardized(observations)).squeeze(-1)  # type: ignore[misc]
 
-    def _normal(self, observations: Tensor) -> Tensor:
+    def standardized(self, observations: Tensor) -> Tensor:
+        """Return observations in deviations from what was seen."""
         size = self.observation
         return (observations - self.inputs.shift[:size]) / self.inputs.scale[:size]
 
