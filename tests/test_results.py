@@ -20,6 +20,9 @@ CLAIMS = [
     ("mbmpc_advantage", 5, 20_100, 475.0, 475.0),
     ("mcts_gridworld", 5, 6_016, 0.9, 0.9),
     ("dqn_in_the_dream", 5, 32_016, 475.0, 475.0),
+    ("dreamerv1_gridworld", 3, 20_100, 0.9, 0.9),
+    ("dreamerv2_gridworld", 3, 20_100, 0.9, 0.9),
+    ("dreamerv3_gridworld", 3, 20_100, 0.9, 0.9),
 ]
 
 
