@@ -16,16 +16,6 @@ from rl_lab.core.errors import RunError
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.orchestration.loop import advance_schedules, run_hook
 
-try:
-    import pytest
-
-    pytestmark = [
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    ]
-except ImportError:
-    pytest = None
-
 PHASE = Phase("p", hooks=(Hook("collect"),), duration_steps=1)
 SMALL = {
     "tdmpc2_swingup": ("update_agent", {"buffer.storage": "device"}),

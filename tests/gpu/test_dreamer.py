@@ -13,16 +13,6 @@ from rl_lab.core.capture import HookCapture, device_stream
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.orchestration.loop import advance_schedules, run_hook
 
-try:
-    import pytest
-
-    pytestmark = [
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    ]
-except ImportError:
-    pytest = None
-
 PHASE = Phase("p", hooks=(Hook("collect"),), duration_steps=1)
 LAPROP = {"optimizers.model.learning_rate.start": 1e-4, "optimizers.model.learning_rate.end": 1e-4}
 SMALL = {

@@ -9,16 +9,6 @@ import torch.nn.functional as F
 from rl_lab.components import fused
 from rl_lab.components.representation import cells, variables
 
-try:
-    import pytest
-
-    pytestmark = [
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    ]
-except ImportError:
-    pytest = None
-
 
 def random(*shape, dtype=torch.float32):
     return torch.randn(*shape, device="cuda", dtype=dtype).requires_grad_()

@@ -8,16 +8,6 @@ import torch
 from rl_lab.components import normed
 from rl_lab.components.normed import NormedEnsemble, NormedMLP
 
-try:
-    import pytest
-
-    pytestmark = [
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    ]
-except ImportError:
-    pytest = None
-
 
 def agree(module, *inputs, tolerance=1e-4):
     for parameter in module.parameters():

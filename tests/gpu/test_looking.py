@@ -8,22 +8,10 @@ import math
 import tempfile
 from pathlib import Path
 
-import torch
-
 from rl_lab.build import build_experiment
 from rl_lab.cli import main
 from rl_lab.composition import load_experiment
 from rl_lab.profiling import profile_experiment, profile_run
-
-try:
-    import pytest
-
-    pytestmark = [
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    ]
-except ImportError:
-    pytest = None
 
 SHORT = {
     "device": "cuda",

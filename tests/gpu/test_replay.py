@@ -17,16 +17,6 @@ from rl_lab.data import sources
 from rl_lab.data.sources import ReplaySource
 from rl_lab.orchestration.loop import run_hook
 
-try:
-    import pytest
-
-    pytestmark = [
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    ]
-except ImportError:
-    pytest = None
-
 PHASE = Phase("p", hooks=(Hook("collect"),), duration_steps=1)
 
 

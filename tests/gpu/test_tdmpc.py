@@ -12,16 +12,6 @@ from rl_lab.composition import load_experiment
 from rl_lab.core.capture import HookCapture, device_stream
 from tests.gpu.test_capture import update, weights
 
-try:
-    import pytest
-
-    pytestmark = [
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    ]
-except ImportError:
-    pytest = None
-
 VARIANTS = {
     "pictures and discrete actions": ("tdmpc2_pixels", {}),
     "TD(lambda)": ("tdmpc2_swingup", {"workflow.td_lambda": 0.9}),

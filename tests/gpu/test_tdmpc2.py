@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from rl_lab.build import build_experiment
@@ -10,8 +9,6 @@ from rl_lab.composition import load_experiment
 from rl_lab.core.capture import HookCapture, device_stream
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.orchestration.loop import advance_schedules, run_hook
-
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 PHASE = Phase("p", hooks=(Hook("collect"),), duration_steps=1)
 NUM_UPDATES, NUM_LAST = 1000, 100

@@ -91,7 +91,6 @@ def _norm_silu(  # type: ignore[no-untyped-def]
     normalized,
     roots,
     answers,
-    num_rows,
     eps,
     SIZE: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
@@ -233,7 +232,6 @@ def norm_silu(values: Tensor, ahead: Tensor | None, scale: Tensor, eps: float) -
         normalized,
         roots,
         answers,
-        num_rows,
         eps,
         SIZE=size,
         BLOCK=triton.next_power_of_2(size),
