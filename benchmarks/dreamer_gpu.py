@@ -9,13 +9,13 @@ The replay lies on the device and holds latents; a batch is 16 windows of 64 ste
 from __future__ import annotations
 
 import argparse
-import csv
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from gpu_table import Rows, episodes, per_second, report
 from gymnasium import spaces
 
 from rl_lab.build import build_experiment
@@ -30,7 +30,6 @@ from rl_lab.orchestration.loop import advance_schedules, run_hook
 SHAPES = {"image": (3, 64, 64), "vector": (24,)}
 ACTION = 6
 PHASE = Phase("benchmark", hooks=(Hook("collect"),), duration_steps=1)
-Rows = list[tuple[str, str]]
 
 
 def blank(kind: str) -> type[tiny.CartPoleSwingUp]:
@@ -59,17 +58,7 @@ def synthetic(num_steps: int, num_envs: int, kind: str, extras: dict[str, torch.
         seen = generator.integers(0, 256, shape, np.uint8)
     else:
         seen = generator.normal(size=shape).astype(np.float32)
-    ended = np.zeros((num_steps, num_envs), bool)
-    ended[499::500] = True
-    return Batch(
-        observations=torch.from_numpy(seen[:-1]),
-        actions=torch.from_numpy(generator.uniform(-1, 1, (num_steps, num_envs, ACTION)).astype(np.float32)),
-        rewards=torch.from_numpy(generator.uniform(0, 1, (num_steps, num_envs)).astype(np.float32)),
-        terminated=torch.zeros(num_steps, num_envs, dtype=torch.bool),
-        truncated=torch.from_numpy(ended),
-        next_observations=torch.from_numpy(seen[1:]),
-        extras={name: leaf.cpu()[:1].expand(num_steps, num_envs, *leaf.shape[1:]) for name, leaf in extras.items()},
-    )
+    return episodes(seen, ACTION, generator, extras)
 
 
 def build(arguments: argparse.Namespace) -> Experiment:
@@ -88,16 +77,6 @@ def build(arguments: argparse.Namespace) -> Experiment:
     words = [f"model={arguments.model}", *(f"{key}={value}" for key, value in changes.items() if "." in key)]
     words += [f"experiment.name={changes['name']}", f"experiment.device={changes['device']}"]
     return build_experiment(load_experiment("dreamerv3_dmc", words), Path("unwritten"))
-
-
-def per_second(call: Callable[[], None], times: int) -> float:
-    """Return how often a call runs in a second, the device's work included."""
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(times):
-        call()
-    torch.cuda.synchronize()
-    return times / (time.perf_counter() - begin)
 
 
 def measure(arguments: argparse.Namespace) -> Rows:
@@ -174,13 +153,7 @@ def main() -> None:
     with device_stream(arguments.device):
         rows = measure(arguments)
     how = f"{arguments.model}, {arguments.observation}, capture {arguments.capture}, compile {arguments.compile}"
-    how += f", {arguments.precision}"
-    print(f"{how}, torch {torch.__version__}, {torch.cuda.get_device_name()}")
-    for name, value in rows:
-        print(f"| {name:<44} | {value:<24} |")
-    if arguments.csv is not None:
-        with open(arguments.csv, "a", newline="") as file:
-            csv.writer(file).writerows((how, name, value) for name, value in rows)
+    report("Dreamer", f"{how}, {arguments.precision}", rows, arguments.csv)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@ python benchmarks/tdmpc2_gpu.py [--compile parts] [--capture none] [--precision 
 from __future__ import annotations
 
 import argparse
-import csv
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import torch
+from gpu_table import Rows, episodes, per_second, report
 from gymnasium import spaces
 
 from rl_lab.build import build_experiment
@@ -26,7 +25,6 @@ from rl_lab.orchestration.loop import run_hook
 
 OBSERVATION, ACTION = 24, 6  # the shape of walker-walk
 PHASE = Phase("benchmark", hooks=(Hook("collect"),), duration_steps=1)
-Rows = list[tuple[str, str]]
 
 
 class Blank(tiny.CartPoleSwingUp):
@@ -45,16 +43,7 @@ def synthetic(num_steps: int, num_envs: int, observation: int, action: int) -> B
     """Return decisions in episodes of 500 steps."""
     generator = np.random.default_rng(0)
     seen = generator.normal(size=(num_steps + 1, num_envs, observation)).astype(np.float32)
-    ended = np.zeros((num_steps, num_envs), bool)
-    ended[499::500] = True
-    return Batch(
-        observations=torch.from_numpy(seen[:-1]),
-        actions=torch.from_numpy(generator.uniform(-1, 1, (num_steps, num_envs, action)).astype(np.float32)),
-        rewards=torch.from_numpy(generator.uniform(0, 1, (num_steps, num_envs)).astype(np.float32)),
-        terminated=torch.zeros(num_steps, num_envs, dtype=torch.bool),
-        truncated=torch.from_numpy(ended),
-        next_observations=torch.from_numpy(seen[1:]),
-    )
+    return episodes(seen, action, generator)
 
 
 def built(arguments: argparse.Namespace) -> Experiment:
@@ -72,16 +61,6 @@ def built(arguments: argparse.Namespace) -> Experiment:
     if arguments.task is not None:
         changes |= {"environment.id": f"dmc/{arguments.task}", "environment.action_repeat": 2}
     return build_experiment(load_experiment("tdmpc2_dmc", changes), Path("unwritten"))
-
-
-def per_second(function: Callable[[], object], calls: int) -> float:
-    """Return how often a function runs in a second, the device's work included."""
-    torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for _ in range(calls):
-        function()
-    torch.cuda.synchronize()
-    return calls / (time.perf_counter() - begin)
 
 
 def measure(arguments: argparse.Namespace) -> Rows:
@@ -159,12 +138,7 @@ def main() -> None:
     with device_stream(arguments.device):
         rows = measure(arguments)
     how = f"capture {arguments.capture}, compile {arguments.compile}, {arguments.precision}"
-    print(f"TD-MPC2, {how}, torch {torch.__version__}, {torch.cuda.get_device_name()}")
-    for name, value in rows:
-        print(f"| {name:<44} | {value:<24} |")
-    if arguments.csv is not None:
-        with open(arguments.csv, "a", newline="") as file:
-            csv.writer(file).writerows((how, name, value) for name, value in rows)
+    report("TD-MPC2", how, rows, arguments.csv)
 
 
 if __name__ == "__main__":
