@@ -1,13 +1,14 @@
-"""Kernels of a recurrent step give what the plain operations give, gradients too. Needs a CUDA device.
+"""Kernels of world models give what the plain operations give, gradients too. Needs a CUDA device.
 
 `pytest -m gpu tests/gpu`, or `python tests/gpu/test_fused.py` where pytest is not installed.
 """
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from rl_lab.components import fused
-from rl_lab.components.representation import cells, variables
+from rl_lab.components.representation import cells, images, rssm, scan, variables
 
 
 def random(*shape, dtype=torch.float32):
@@ -62,15 +63,66 @@ def test_norms():
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
         for rows, size in ((16, 256), (1024, 2048), (5, 48)):
             values, ahead = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype)
-            offset, scale = random(rows, size, dtype=dtype).detach().zero_().requires_grad_(), random(size).detach()
-            given, normalized = fused.NormedSilu.apply(values, ahead, scale, offset, 1e-4)
+            scale = random(size).detach()
+            given = fused.NormedSilu.apply(values, ahead, scale, 1e-4)
             expected = F.rms_norm(values + ahead, (size,), eps=1e-4)
-            torch.testing.assert_close(normalized.float(), expected.float(), rtol=tolerance, atol=tolerance)
-            agree(given, F.silu(expected * scale.to(dtype) + offset), (values, ahead, offset), tolerance)
+            agree(given, F.silu(expected * scale.to(dtype)), (values, ahead), tolerance)
+
+
+def shaken(module):
+    """Move biases and scales away from where they begin."""
+    for parameter in module.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return module.cuda()
+
+
+def test_pictures():
+    torch.manual_seed(3)
+    encoder = shaken(images.PooledEncoder((3, 64, 64), 16))
+    decoder = shaken(images.PooledDecoder(300, (3, 64, 64), 256, 16, 64))
+    seen = torch.randint(0, 256, (9, 3, 64, 64), dtype=torch.uint8, device="cuda")
+    features = random(9, 300)
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        parameters = list(encoder.parameters())
+        agree(encoder(seen), plainly(images, encoder, seen), parameters, 1e-3)
+        parameters = [features, *decoder.parameters()]
+        agree(decoder(features), plainly(images, decoder, features), parameters, 1e-3)
+    with torch.autocast("cuda", torch.bfloat16):
+        answer, expected = encoder(seen), plainly(images, encoder, seen)
+    assert answer.dtype == expected.dtype == torch.bfloat16
+    assert (answer - expected).abs().mean() < 0.01 * expected.abs().mean()
+
+
+class Embedded(nn.Module):
+    outputs = 10
+
+
+def test_scan():
+    torch.manual_seed(4)
+    num_steps, num_rows, size = 9, 5, 128
+    variable = variables.Categoricals(8, 6)
+    model = shaken(rssm.RSSM(Embedded(), cells.BlockGRU(size, 48, 3, 32, num_blocks=4), variable, units=32))
+    state = {"deter": random(num_rows, size).detach(), "stoch": variable.mode(random(num_rows, 48)).detach()}
+    embeddings, actions = random(num_steps, num_rows, 10), random(num_steps, num_rows, 3).detach()
+    is_first = torch.rand(num_steps, num_rows, device="cuda") < 0.3
+    draws = torch.rand(num_steps, num_rows, 8, device="cuda")
+    arguments = (state, actions, embeddings, is_first, draws)
+    given, expected = model.observe_sequence(*arguments), plainly(scan, model.observe_sequence, *arguments)
+    assert torch.equal(given.states["stoch"], expected.states["stoch"].round())
+    both = [torch.cat([*seen.states.values(), seen.posterior, seen.prior], -1) for seen in (given, expected)]
+    agree(*both, [embeddings, *model.parameters()], 1e-3)
+    with torch.autocast("cuda", torch.bfloat16):
+        given, expected = model.observe_sequence(*arguments), plainly(scan, model.observe_sequence, *arguments)
+    assert given.posterior.dtype == expected.posterior.dtype == torch.bfloat16
+    first = (given.states["deter"][0] - expected.states["deter"][0]).abs()
+    assert first.mean() < 0.01 * expected.states["deter"][0].abs().mean()
 
 
 if __name__ == "__main__":
     test_gates()
     test_samples()
     test_norms()
+    test_pictures()
+    test_scan()
     print("fused: the kernels agree")

@@ -1,4 +1,4 @@
-"""Pieces of a recurrent step that a GPU does in one kernel each, with their gradients.
+"""Pieces of world models that a GPU does in one kernel each, with their gradients.
 
 `fuses` says where: on a GPU, outside compiled functions, which are fused by the compiler. Everywhere else the plain
 operations are used; they say what these compute.
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_lab.core import cell_kernels
+from rl_lab.core import cell_kernels, picture_kernels
 
 
 def fuses(values: Tensor) -> bool:
@@ -57,30 +57,44 @@ class Sampled(torch.autograd.Function):
 
 
 class NormedSilu(torch.autograd.Function):
-    """SiLU behind a root-mean-square norm with a constant scale; `offset` stands for zeros added before SiLU."""
+    """SiLU behind a root-mean-square norm with a constant scale."""
 
     @staticmethod
-    def forward(
-        ctx: Any, values: Tensor, ahead: Tensor | None, scale: Tensor, offset: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        """Return activations [..., size], and the normalised values, which carry no gradient."""
+    def forward(ctx: Any, values: Tensor, ahead: Tensor | None, scale: Tensor, eps: float) -> Tensor:
+        """Return activations [..., size] of values, to which `ahead` is added."""
         rows = values.reshape(-1, values.shape[-1]).contiguous()
         added = None if ahead is None else ahead.reshape(rows.shape).contiguous()
-        answers, normalized, roots = cell_kernels.norm_silu(rows, added, scale, eps)
-        ctx.save_for_backward(scale, normalized, roots)
-        ctx.shape, ctx.has_ahead, ctx.has_offset = values.shape, ahead is not None, offset is not None
-        normalized = normalized.view(values.shape)
-        ctx.mark_non_differentiable(normalized)
-        return answers.view(values.shape), normalized
+        normed = cell_kernels.norm_silu(rows, added, scale, eps)
+        ctx.save_for_backward(scale, normed.normalized, normed.roots)
+        ctx.shape, ctx.has_ahead = values.shape, ahead is not None
+        return normed.answers.view(values.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """Return the gradients of values, of what was added to them, and of the offset."""
+        """Return the gradients of values and of what was added to them."""
         scale, normalized, roots = ctx.saved_tensors
         given = gradients[0].reshape(normalized.shape).contiguous()
-        scaled, found = cell_kernels.norm_silu_backward(given, scale, normalized, roots)
-        found = found.view(ctx.shape)
-        return found, found if ctx.has_ahead else None, None, scaled.view(ctx.shape) if ctx.has_offset else None, None
+        found = cell_kernels.norm_silu_backward(given, scale, normalized, roots)[1].view(ctx.shape)
+        return found, found if ctx.has_ahead else None, None, None
+
+
+class NormedPixels(torch.autograd.Function):
+    """What lies between two convolutions: a bias, a change of size, a norm over the channels of a pixel, and SiLU."""
+
+    @staticmethod
+    def forward(ctx: Any, products: Tensor, bias: Tensor, scale: Tensor, eps: float, pools: bool) -> Tensor:
+        """Return pictures [R, C, H, W]: half as large as the products if `pools`, else twice, of fewer channels."""
+        values = products.permute(0, 2, 3, 1).contiguous()
+        ctx.save_for_backward(values, bias, scale)
+        ctx.eps, ctx.pools = eps, pools
+        return picture_kernels.norm_pixels(values, bias, scale, eps, pools=pools).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Return the gradients of products, bias and scale."""
+        given = gradients[0].permute(0, 2, 3, 1).contiguous()
+        found, *others = picture_kernels.norm_pixels_backward(*ctx.saved_tensors, given, ctx.eps, pools=ctx.pools)
+        return found.permute(0, 3, 1, 2), *others, None, None
 
 
 class Attached(torch.autograd.Function):

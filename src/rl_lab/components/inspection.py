@@ -106,7 +106,7 @@ def prediction_errors(
     actions = trajectory.actions[at, columns]
     true = encode(tree_map(lambda leaf: leaf[at, columns], trajectory.next_observations))  # [H, S, Z]
     rollout = rollout_dynamics_multi_step(first, actions, dynamics, reward)
-    errors = (rollout.latents[1:] - true).square().mean(-1)
+    errors = (torch.stack(rollout.latents[1:]) - true).square().mean(-1)
     unchanged = (first - true).square().mean(-1)
     metrics = {}
     for name, found in (("consistency_error", errors), ("unchanged_error", unchanged)):

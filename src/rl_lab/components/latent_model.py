@@ -57,8 +57,8 @@ class LatentModel:
     def ended(self, latents: Tensor) -> Tensor:
         """Return the probability that the world has ended."""
         if self.termination is None:
-            return torch.zeros(latents.shape[:-1], dtype=latents.dtype, device=latents.device)
-        return self.termination(latents).squeeze(-1).sigmoid()
+            return torch.zeros(latents.shape[:-1], device=latents.device)
+        return self.termination(latents).squeeze(-1).float().sigmoid()
 
     def value(self, latents: Tensor, draws: Tensor, pair: Tensor) -> Tensor:
         """Return the mean of two critics at the policy's actions for given draws."""
@@ -104,14 +104,15 @@ class LatentModel:
             steps.append(self.step(steps[-1], actions[-1]))
         chosen = torch.stack(actions)
         rollout = rollout_dynamics_multi_step(latents, chosen, self.step, self.rewards, self.ended)
-        ended, values = rollout.alive[1:] < rollout.alive[:-1], self.mean_value(rollout.latents)
+        reached = torch.stack(rollout.latents)
+        ended, values = rollout.alive[1:] < rollout.alive[:-1], self.mean_value(reached)
         return Batch(
-            observations=rollout.latents[:-1],
+            observations=reached[:-1],
             actions=self.executed(chosen),
             rewards=rollout.rewards,
             terminated=ended,
             truncated=torch.zeros_like(ended),
-            next_observations=rollout.latents[1:],
+            next_observations=reached[1:],
             extras={"discounts": discount * rollout.alive[1:], "next_values": values[1:], "values": values[:-1]},
         )
 

@@ -23,7 +23,7 @@ Normalization = Literal["rms", "layer", "none"]
 Initialization = Literal["truncated", "glorot"]
 ACTIVATIONS = {"silu": F.silu, "elu": F.elu, "relu": F.relu, "tanh": torch.tanh, "gelu": F.gelu}
 Weights = Mapping[str, Sequence[Tensor]]  # of layers, by their keys
-_EPSILON = {"rms": 1e-4, "layer": 1e-3}
+EPSILON = {"rms": 1e-4, "layer": 1e-3}
 
 
 def initialize(weight: Tensor, fan_in: int, kind: Initialization, scale: float = 1.0) -> None:
@@ -235,19 +235,16 @@ class Norm(ScanLayer):
         tape: Tape | None = None,
     ) -> Tensor:
         """Normalise values, to which `ahead` is added, and activate them."""
-        if tape is not None and self.kind == "rms" and activation is F.silu and fuses(values):
-            offset = None if tape.offsets is None else tape.offsets[self.key]
-            answers, normalized = NormedSilu.apply(values, ahead, *tape.weights[self.key], offset, _EPSILON["rms"])
-            if offset is not None:
-                tape.seen[self.key] = normalized
+        if tape is not None and tape.offsets is None and self.kind == "rms" and activation is F.silu and fuses(values):
+            answers: Tensor = NormedSilu.apply(values, ahead, *tape.weights[self.key], EPSILON["rms"])
             return answers
         return activation(self(values if ahead is None else values + ahead, tape))
 
     def _normalize(self, values: Tensor) -> Tensor:
         # Both sum in float32, whatever the type of the values.
         if self.kind == "layer":
-            return F.layer_norm(values, values.shape[-1:], eps=_EPSILON["layer"])
-        return F.rms_norm(values, values.shape[-1:], eps=_EPSILON["rms"])
+            return F.layer_norm(values, values.shape[-1:], eps=EPSILON["layer"])
+        return F.rms_norm(values, values.shape[-1:], eps=EPSILON["rms"])
 
     @staticmethod
     def _scale(normalized: Tensor, scale: Tensor, shift: Tensor | None = None) -> Tensor:
@@ -281,6 +278,7 @@ class Dense(nn.Module):
         self.linear = Linear(inputs, outputs, num_ahead=num_ahead, initialization=initialization)
         self.norm = Norm(outputs, norm)
         self._activation = ACTIVATIONS[activation]
+        self.is_plain = activation == "silu" and norm == "rms"
 
     def forward(self, values: Tensor, ahead: Tensor | None = None, tape: Tape | None = None) -> Tensor:
         """Map; `ahead` is what `linear.project` made of the inputs that were known ahead."""

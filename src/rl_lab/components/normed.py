@@ -14,7 +14,7 @@ from rl_lab.components.layer_norm import Beside, can_fuse, fused_norm
 from rl_lab.core import noise
 from rl_lab.core.ranges import Count, Range
 
-MANY_ROWS = 512
+MANY_ROWS, VERY_MANY_ROWS = 512, 4096
 Size = Annotated[int, Range(1, 65_536)]
 
 
@@ -37,6 +37,12 @@ def aligned(values: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     if not missing or not values.is_cuda or values.shape[:-1].numel() < MANY_ROWS:
         return values, weight
     return F.pad(values, (0, missing)), F.pad(weight, (0, missing))
+
+
+def missing_outputs(values: Tensor, outputs: int) -> int:
+    """Return by how many outputs a product should be widened, as `aligned` does with its inputs; for plans only."""
+    few = values.shape[:-1].numel() < VERY_MANY_ROWS
+    return 0 if few or not values.is_cuda or torch.is_grad_enabled() else -outputs % 8
 
 
 class NormedMLP(nn.Module):
@@ -76,7 +82,10 @@ class NormedMLP(nn.Module):
         for linear, norm in itertools.zip_longest(self.linears, self.norms):
             group = self.simplex if linear is self.linears[-1] else None
             if norm is None:
-                values = F.linear(values, linear.weight, linear.bias)
+                missing = missing_outputs(values, linear.out_features)
+                weight = F.pad(linear.weight, (0, 0, 0, missing)) if missing else linear.weight
+                bias = F.pad(linear.bias, (0, missing)) if missing else linear.bias
+                values = F.linear(values, weight, bias)[..., : linear.out_features]
                 values = values if actions is None else values + actions @ self.action_weight
             elif can_fuse(values, linear.out_features, group, 0 if actions is None else actions.shape[-1]):
                 products = F.linear(*aligned(values, linear.weight))
@@ -164,8 +173,11 @@ class NormedEnsemble(nn.Module):
             if i == 0 and dropout is not None:
                 rows = rows * (dropout >= self.dropout) / (1.0 - self.dropout)
             rows = F.mish(torch.addcmul(shift, F.layer_norm(rows, rows.shape[-1:]), gain))
-        rows = torch.baddbmm(pick(self.biases[-1]), rows, pick(self.weights[-1]))
-        return rows.reshape(count, *values.shape[:-1], -1)
+        bias, weight = pick(self.biases[-1]), pick(self.weights[-1])
+        missing, outputs = missing_outputs(rows, weight.shape[-1]), weight.shape[-1]
+        if missing:
+            bias, weight = F.pad(bias, (0, missing)), F.pad(weight, (0, missing))
+        return torch.baddbmm(bias, rows, weight)[..., :outputs].reshape(count, *values.shape[:-1], -1)
 
 
 def _initialize(weight: Tensor, bias: Tensor | None = None) -> None:

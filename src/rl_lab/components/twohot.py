@@ -43,7 +43,7 @@ class TwoHot(nn.Module):
 
     def decode(self, logits: Tensor) -> Tensor:
         """Return the scalar that logits mean."""
-        return symexp((logits.softmax(-1) * self.bins).sum(-1))
+        return symexp((logits.float().softmax(-1) * self.bins).sum(-1))
 
     def loss(self, logits: Tensor, values: Tensor) -> Tensor:
         """Return the cross-entropy with the two-hot code, per entry."""

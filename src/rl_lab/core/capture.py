@@ -6,6 +6,7 @@ read: device tensors that change in place, and constants. Python inside it is fr
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import traceback
@@ -59,6 +60,18 @@ def uncompiled() -> Iterator[None]:
             yield
 
 
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Keep the garbage collector away: it might destroy another graph, which would spoil one that is recorded."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Graph:
     """A function of trees of tensors: eager for the first calls, then recorded and replayed.
 
@@ -105,6 +118,7 @@ class Graph:
             # Other runs in this process may go on meanwhile, but not record at the same time.
             with (
                 self._exclusively(),
+                _nothing_collected(),
                 torch.cuda.graph(graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"),
             ):
                 self._outputs = self._function(*self._inputs.values())

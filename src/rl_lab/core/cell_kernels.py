@@ -1,12 +1,13 @@
-"""GPU kernels of a recurrent step (`components/fused.py`), in Triton, which comes with torch for GPUs.
+"""GPU kernels of a recurrent step, in Triton, which comes with torch for GPUs.
 
 Each does for all rows what would be a dozen operations, each of which takes as long as the whole kernel: the rows of a
-scan are few, and what counts is the number of launches.
+scan are few, and what counts is the number of launches. `components/fused.py` uses them alone, with gradients;
+`components/representation/scan.py` uses them for all steps of a scan, where they also pass on what the next step needs.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,48 +21,104 @@ except ImportError:  # torch for CPUs comes without it
 
 def _gate(  # type: ignore[no-untyped-def]
     gates,
+    biases,
     states,
+    keeps,
+    answers,
+    copies,
+    masked,
+    next_keeps,
+    num_entries,
+    update_bias,
+    SIZE: tl.constexpr,  # noqa: N803
+    WIDTH: tl.constexpr,  # noqa: N803
+    SCANNED: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+):
+    entries = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = entries < num_entries
+    row, column = entries // SIZE, entries % SIZE
+    first = column // WIDTH * (3 * WIDTH) + column % WIDTH  # reset, candidate, update: block by block
+    at = row * (3 * SIZE) + first
+    state = tl.load(states + entries, mask=inside, other=0.0).to(tl.float32)
+    reset = tl.load(gates + at, mask=inside, other=0.0).to(tl.float32)
+    raw = tl.load(gates + at + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    update = tl.load(gates + at + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32) + update_bias
+    if SCANNED:
+        state *= tl.load(keeps + row, mask=inside, other=0.0)
+        reset += tl.load(biases + first, mask=inside, other=0.0).to(tl.float32)
+        raw += tl.load(biases + first + WIDTH, mask=inside, other=0.0).to(tl.float32)
+        update += tl.load(biases + first + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32)
+    update = tl.sigmoid(update)
+    candidate = 2.0 * tl.sigmoid(2.0 * tl.sigmoid(reset) * raw) - 1.0  # the hyperbolic tangent
+    answer = update * candidate + (1.0 - update) * state
+    tl.store(answers + entries, answer, mask=inside)
+    if SCANNED:
+        tl.store(copies + entries, answer, mask=inside)
+        tl.store(masked + entries, answer * tl.load(next_keeps + row, mask=inside, other=0.0), mask=inside)
+
+
+def _gate_backward(  # type: ignore[no-untyped-def]
+    gates,
+    biases,
+    states,
+    keeps,
     gradients,
+    read,
+    later,
+    later_read,
+    next_keeps,
     answers,
     gate_gradients,
     num_entries,
     update_bias,
     SIZE: tl.constexpr,  # noqa: N803
     WIDTH: tl.constexpr,  # noqa: N803
-    BACKWARD: tl.constexpr,  # noqa: N803
+    SCANNED: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
     entries = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = entries < num_entries
     row, column = entries // SIZE, entries % SIZE
-    at = row * (3 * SIZE) + column // WIDTH * (3 * WIDTH) + column % WIDTH  # reset, candidate, update: block by block
+    first = column // WIDTH * (3 * WIDTH) + column % WIDTH
+    at = row * (3 * SIZE) + first
     state = tl.load(states + entries, mask=inside, other=0.0).to(tl.float32)
+    gradient = tl.load(gradients + entries, mask=inside, other=0.0).to(tl.float32)
+    reset = tl.load(gates + at, mask=inside, other=0.0).to(tl.float32)
     raw = tl.load(gates + at + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    reset = tl.sigmoid(tl.load(gates + at, mask=inside, other=0.0).to(tl.float32))
-    update = tl.sigmoid(tl.load(gates + at + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32) + update_bias)
-    candidate = 2.0 * tl.sigmoid(2.0 * reset * raw) - 1.0  # the hyperbolic tangent
-    if BACKWARD:
-        gradient = tl.load(gradients + entries, mask=inside, other=0.0).to(tl.float32)
-        inner = gradient * update * (1.0 - candidate * candidate)
-        tl.store(gate_gradients + at, inner * raw * reset * (1.0 - reset), mask=inside)
-        tl.store(gate_gradients + at + WIDTH, inner * reset, mask=inside)
-        of_update = gradient * (candidate - state) * update * (1.0 - update)
-        tl.store(gate_gradients + at + 2 * WIDTH, of_update, mask=inside)
-        tl.store(answers + entries, gradient * (1.0 - update), mask=inside)
-    else:
-        tl.store(answers + entries, update * candidate + (1.0 - update) * state, mask=inside)
+    update = tl.load(gates + at + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32) + update_bias
+    if SCANNED:
+        state *= tl.load(keeps + row, mask=inside, other=0.0)
+        reset += tl.load(biases + first, mask=inside, other=0.0).to(tl.float32)
+        raw += tl.load(biases + first + WIDTH, mask=inside, other=0.0).to(tl.float32)
+        update += tl.load(biases + first + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32)
+        passed = tl.load(later + entries, mask=inside, other=0.0)
+        passed += tl.load(later_read + entries, mask=inside, other=0.0).to(tl.float32)
+        gradient += passed * tl.load(next_keeps + row, mask=inside, other=0.0)
+        gradient += tl.load(read + entries, mask=inside, other=0.0).to(tl.float32)
+    reset = tl.sigmoid(reset)
+    update = tl.sigmoid(update)
+    candidate = 2.0 * tl.sigmoid(2.0 * reset * raw) - 1.0
+    inner = gradient * update * (1.0 - candidate * candidate)
+    tl.store(gate_gradients + at, inner * raw * reset * (1.0 - reset), mask=inside)
+    tl.store(gate_gradients + at + WIDTH, inner * reset, mask=inside)
+    of_update = gradient * (candidate - state) * update * (1.0 - update)
+    tl.store(gate_gradients + at + 2 * WIDTH, of_update, mask=inside)
+    tl.store(answers + entries, gradient * (1.0 - update), mask=inside)
 
 
 def _sample(  # type: ignore[no-untyped-def]
     logits,
     draws,
-    gradients,
     answers,
+    masked,
+    next_keeps,
     num_rows,
     unimix,
     CLASSES: tl.constexpr,  # noqa: N803
+    VARIABLES: tl.constexpr,  # noqa: N803
+    SCANNED: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
-    BACKWARD: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
 ):
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -72,16 +129,49 @@ def _sample(  # type: ignore[no-untyped-def]
     values = tl.where((rows < num_rows)[:, None], values, 0.0)
     shares = tl.exp(values - tl.max(values, 1)[:, None])
     shares = shares / tl.sum(shares, 1)[:, None]
-    if BACKWARD:
-        gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32) * (1.0 - unimix)
-        mean = tl.sum(gradient * shares, 1)[:, None]
-        tl.store(answers + at, shares * (gradient - mean), mask=inside)
-    else:
-        mixed = tl.where(inside, (1.0 - unimix) * shares + unimix / CLASSES, 0.0)
-        draw = tl.load(draws + rows, mask=rows < num_rows, other=0.0)
-        passed = (tl.cumsum(mixed, 1) <= draw[:, None]) & (columns < CLASSES)[None, :]
-        chosen = tl.minimum(tl.sum(passed.to(tl.int32), 1), CLASSES - 1)
-        tl.store(answers + at, (columns[None, :] == chosen[:, None]).to(tl.float32), mask=inside)
+    mixed = tl.where(inside, (1.0 - unimix) * shares + unimix / CLASSES, 0.0)
+    draw = tl.load(draws + rows, mask=rows < num_rows, other=0.0)
+    passed = (tl.cumsum(mixed, 1) <= draw[:, None]) & (columns < CLASSES)[None, :]
+    chosen = tl.minimum(tl.sum(passed.to(tl.int32), 1), CLASSES - 1)
+    code = (columns[None, :] == chosen[:, None]).to(tl.float32)
+    tl.store(answers + at, code, mask=inside)
+    if SCANNED:
+        keep = tl.load(next_keeps + rows // VARIABLES, mask=rows < num_rows, other=0.0)
+        tl.store(masked + at, code * keep[:, None], mask=inside)
+
+
+def _sample_backward(  # type: ignore[no-untyped-def]
+    logits,
+    gradients,
+    logit_gradients,
+    later,
+    next_keeps,
+    answers,
+    num_rows,
+    unimix,
+    CLASSES: tl.constexpr,  # noqa: N803
+    VARIABLES: tl.constexpr,  # noqa: N803
+    SCANNED: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+):
+    rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK)
+    inside = (rows < num_rows)[:, None] & (columns < CLASSES)[None, :]
+    at = rows[:, None] * CLASSES + columns[None, :]
+    values = tl.load(logits + at, mask=inside, other=-float("inf")).to(tl.float32)
+    values = tl.where((rows < num_rows)[:, None], values, 0.0)
+    shares = tl.exp(values - tl.max(values, 1)[:, None])
+    shares = shares / tl.sum(shares, 1)[:, None]
+    gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32)
+    if SCANNED:
+        keep = tl.load(next_keeps + rows // VARIABLES, mask=rows < num_rows, other=0.0)
+        gradient += tl.load(later + at, mask=inside, other=0.0).to(tl.float32) * keep[:, None]
+    gradient *= 1.0 - unimix
+    answer = shares * (gradient - tl.sum(gradient * shares, 1)[:, None])
+    if SCANNED:
+        answer += tl.load(logit_gradients + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(answers + at, answer, mask=inside)
 
 
 def _norm_silu(  # type: ignore[no-untyped-def]
@@ -91,6 +181,9 @@ def _norm_silu(  # type: ignore[no-untyped-def]
     normalized,
     roots,
     answers,
+    ahead_row,
+    ahead_group,
+    groups,
     eps,
     SIZE: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
@@ -100,14 +193,16 @@ def _norm_silu(  # type: ignore[no-untyped-def]
     columns = tl.arange(0, BLOCK)
     inside = columns < SIZE
     at = row * SIZE + columns
+    group = row % groups
     entries = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_AHEAD:
-        entries += tl.load(ahead + at, mask=inside, other=0.0).to(tl.float32)
+        added = ahead + row * ahead_row + group * ahead_group + columns
+        entries += tl.load(added, mask=inside, other=0.0).to(tl.float32)
     root = 1.0 / tl.sqrt(tl.sum(entries * entries, 0) / SIZE + eps)
     kept = (entries * root).to(normalized.dtype.element_ty)
     tl.store(normalized + at, kept, mask=inside)
     tl.store(roots + row, root)
-    scaled = kept.to(tl.float32) * tl.load(scales + columns, mask=inside, other=0.0).to(tl.float32)
+    scaled = kept.to(tl.float32) * tl.load(scales + group * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
     tl.store(answers + at, scaled * tl.sigmoid(scaled), mask=inside)
 
 
@@ -118,6 +213,7 @@ def _norm_silu_backward(  # type: ignore[no-untyped-def]
     roots,
     scaled_gradients,
     answers,
+    groups,
     SIZE: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
@@ -126,7 +222,7 @@ def _norm_silu_backward(  # type: ignore[no-untyped-def]
     inside = columns < SIZE
     at = row * SIZE + columns
     kept = tl.load(normalized + at, mask=inside, other=0.0).to(tl.float32)
-    scale = tl.load(scales + columns, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.load(scales + row % groups * SIZE + columns, mask=inside, other=0.0).to(tl.float32)
     share = tl.sigmoid(kept * scale)
     gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32)
     gradient = gradient * share * (1.0 + kept * scale * (1.0 - share))
@@ -137,121 +233,217 @@ def _norm_silu_backward(  # type: ignore[no-untyped-def]
 
 
 AVAILABLE = triton is not None
+_FUNCTIONS = (_gate, _gate_backward, _sample, _sample_backward, _norm_silu, _norm_silu_backward)
+# One kernel serves one group or many: compiling takes longer than what it could save.
 _KERNELS: dict[str, Any] = (
-    {function.__name__: triton.jit(function) for function in (_gate, _sample, _norm_silu, _norm_silu_backward)}
+    {function.__name__: triton.jit(function, do_not_specialize=["groups"]) for function in _FUNCTIONS}
     if AVAILABLE
     else {}
 )
 _BLOCK, _ROWS = 1024, 16
 
 
-def gate(gates: Tensor, states: Tensor, width: int, update_bias: float) -> Tensor:
-    """Return new states [..., D] from gates [..., 3 * D] that come in blocks of `width` entries."""
-    answers = torch.empty_like(states)
-    _launch_gate(gates, states, states, answers, gates, width, update_bias, backward=False)
-    return answers
+class Step(NamedTuple):
+    """What a gate also does at one step of a scan [B]: it forgets the state where an episode begins, and passes on."""
+
+    keeps: Tensor  # [B]: 0 where an episode begins, else 1
+    next_keeps: Tensor  # [B]: the same, of the next step
+    biases: Tensor  # [3 * D]: of the gates
+    copies: Tensor  # [B, D]: filled with the states, in the type of the layers
+    masked: Tensor  # [B, D]: filled with what the next step sees of them
 
 
-def gate_backward(
-    gates: Tensor, states: Tensor, gradients: Tensor, width: int, update_bias: float
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of gates and states."""
-    of_gates, of_states = torch.empty_like(gates), torch.empty_like(states)
-    _launch_gate(gates, states, gradients, of_states, of_gates, width, update_bias, backward=True)
-    return of_gates, of_states
+class StepGradients(NamedTuple):
+    """What adds to the gradient of the state after one step of a scan."""
+
+    read: Tensor  # [B, D]: by what read the state
+    later: Tensor  # [B, D]: by the gate of the next step
+    later_read: Tensor  # [B, D]: by the layers of the next step
 
 
-def _launch_gate(
+def gate(
     gates: Tensor,
     states: Tensor,
-    gradients: Tensor,
-    answers: Tensor,
-    gate_gradients: Tensor,
     width: int,
     update_bias: float,
-    *,
-    backward: bool,
-) -> None:
-    grid = (triton.cdiv(states.numel(), _BLOCK),)
-    _KERNELS["_gate"][grid](
+    answers: Tensor | None = None,
+    step: Step | None = None,
+) -> Tensor:
+    """Return new states [..., D] from gates [..., 3 * D] that come in blocks of `width` entries."""
+    answers = torch.empty_like(states) if answers is None else answers
+    unused = states
+    _KERNELS["_gate"][(triton.cdiv(states.numel(), _BLOCK),)](
         gates,
+        unused if step is None else step.biases,
         states,
-        gradients,
+        unused if step is None else step.keeps,
         answers,
-        gate_gradients,
+        unused if step is None else step.copies,
+        unused if step is None else step.masked,
+        unused if step is None else step.next_keeps,
         states.numel(),
         update_bias,
         SIZE=states.shape[-1],
         WIDTH=width,
-        BACKWARD=backward,
+        SCANNED=step is not None,
         BLOCK=_BLOCK,
     )
-
-
-def sample(logits: Tensor, draws: Tensor, unimix: float) -> Tensor:
-    """Return one-hot codes [R, classes] of logits [R, classes] and one number in [0, 1) for each row."""
-    answers = torch.empty(logits.shape, device=logits.device)
-    _launch_sample(logits, draws, logits, answers, unimix, backward=False)
     return answers
 
 
-def sample_backward(logits: Tensor, gradients: Tensor, unimix: float) -> Tensor:
-    """Return the gradient of the logits, as if the codes were the probabilities."""
-    answers = torch.empty_like(logits)
-    _launch_sample(logits, logits, gradients, answers, unimix, backward=True)
-    return answers
+def gate_backward(
+    gates: Tensor,
+    states: Tensor,
+    gradients: Tensor,
+    width: int,
+    update_bias: float,
+    answers: tuple[Tensor, Tensor] | None = None,
+    step: Step | None = None,
+    more: StepGradients | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of gates and states; within a scan without regard to what the state before forgot."""
+    of_gates, of_states = (torch.empty_like(gates), torch.empty_like(states)) if answers is None else answers
+    unused = states
+    _KERNELS["_gate_backward"][(triton.cdiv(states.numel(), _BLOCK),)](
+        gates,
+        unused if step is None else step.biases,
+        states,
+        unused if step is None else step.keeps,
+        gradients,
+        unused if more is None else more.read,
+        unused if more is None else more.later,
+        unused if more is None else more.later_read,
+        unused if step is None else step.next_keeps,
+        of_states,
+        of_gates,
+        states.numel(),
+        update_bias,
+        SIZE=states.shape[-1],
+        WIDTH=width,
+        SCANNED=step is not None,
+        BLOCK=_BLOCK,
+    )
+    return of_gates, of_states
 
 
-def _launch_sample(
-    logits: Tensor, draws: Tensor, gradients: Tensor, answers: Tensor, unimix: float, *, backward: bool
-) -> None:
+def sample(
+    logits: Tensor,
+    draws: Tensor,
+    unimix: float,
+    answers: Tensor | None = None,
+    masked: Tensor | None = None,
+    next_keeps: Tensor | None = None,
+) -> Tensor:
+    """Return one-hot codes [R, classes] of logits [R, classes] and one number in [0, 1) for each row.
+
+    Within a scan `masked` is filled with what the next step sees of them: nothing where an episode begins.
+    """
+    answers = torch.empty(logits.shape, device=logits.device) if answers is None else answers
     num_rows, num_classes = logits.shape
+    scanned = masked is not None and next_keeps is not None
     _KERNELS["_sample"][(triton.cdiv(num_rows, _ROWS),)](
         logits,
         draws,
+        answers,
+        masked if scanned else answers,
+        next_keeps if scanned else answers,
+        num_rows,
+        unimix,
+        CLASSES=num_classes,
+        VARIABLES=num_rows // len(next_keeps) if next_keeps is not None else 1,
+        SCANNED=scanned,
+        BLOCK=triton.next_power_of_2(num_classes),
+        ROWS=_ROWS,
+    )
+    return answers
+
+
+def sample_backward(
+    logits: Tensor,
+    gradients: Tensor,
+    unimix: float,
+    answers: Tensor | None = None,
+    logit_gradients: Tensor | None = None,
+    later: Tensor | None = None,
+    next_keeps: Tensor | None = None,
+) -> Tensor:
+    """Return the gradient of the logits, as if the codes were the probabilities.
+
+    Within a scan the codes are also read by the next step, and the logits by a loss: their gradients are added.
+    """
+    answers = torch.empty_like(logits) if answers is None else answers
+    num_rows, num_classes = logits.shape
+    _KERNELS["_sample_backward"][(triton.cdiv(num_rows, _ROWS),)](
+        logits,
         gradients,
+        logits if logit_gradients is None else logit_gradients,
+        logits if later is None else later,
+        logits if next_keeps is None else next_keeps,
         answers,
         num_rows,
         unimix,
         CLASSES=num_classes,
+        VARIABLES=num_rows // len(next_keeps) if next_keeps is not None else 1,
+        SCANNED=next_keeps is not None,
         BLOCK=triton.next_power_of_2(num_classes),
-        BACKWARD=backward,
         ROWS=_ROWS,
     )
+    return answers
 
 
-def norm_silu(values: Tensor, ahead: Tensor | None, scale: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return SiLU of root-mean-square normalised rows [R, size], the normalised rows, and by what they were scaled."""
+class Normed(NamedTuple):
+    """What comes of rows [R, size] by a norm and SiLU."""
+
+    answers: Tensor  # [R, size]
+    normalized: Tensor  # [R, size]: before scale and SiLU
+    roots: Tensor  # [R]: what the rows were scaled by
+
+
+def norm_silu(values: Tensor, ahead: Tensor | None, scale: Tensor, eps: float, normed: Normed | None = None) -> Normed:
+    """Return SiLU of root-mean-square normalised rows [R, size].
+
+    Where `scale` is [groups, size], each group has its own and rows take turns. `ahead` is added to the rows: one for
+    each [R, size], or one for each group.
+    """
     num_rows, size = values.shape
-    normalized, answers = torch.empty_like(values), torch.empty_like(values)
-    roots = torch.empty(num_rows, device=values.device)
+    groups = scale.numel() // size
+    is_shared = ahead is not None and ahead.numel() < values.numel()
+    if normed is None:
+        roots = torch.empty(num_rows, device=values.device)
+        normed = Normed(torch.empty_like(values), torch.empty_like(values), roots)
     _KERNELS["_norm_silu"][(num_rows,)](
         values,
         values if ahead is None else ahead,
         scale,
-        normalized,
-        roots,
-        answers,
+        normed.normalized,
+        normed.roots,
+        normed.answers,
+        0 if is_shared else size,
+        size if is_shared else 0,
+        groups,
         eps,
         SIZE=size,
         BLOCK=triton.next_power_of_2(size),
         HAS_AHEAD=ahead is not None,
     )
-    return answers, normalized, roots
+    return normed
 
 
-def norm_silu_backward(gradients: Tensor, scale: Tensor, normalized: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
+def norm_silu_backward(
+    gradients: Tensor, scale: Tensor, normalized: Tensor, roots: Tensor, answers: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the gradients of what went into SiLU and of what was normalised."""
     num_rows, size = normalized.shape
-    scaled, answers = torch.empty_like(normalized), torch.empty_like(normalized)
+    scaled, found = (torch.empty_like(normalized), torch.empty_like(normalized)) if answers is None else answers
     _KERNELS["_norm_silu_backward"][(num_rows,)](
         gradients,
         scale,
         normalized,
         roots,
         scaled,
-        answers,
+        found,
+        scale.numel() // size,
         SIZE=size,
         BLOCK=triton.next_power_of_2(size),
     )
-    return scaled, answers
+    return scaled, found

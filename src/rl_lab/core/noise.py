@@ -7,18 +7,18 @@ from torch import Tensor
 
 
 def normal(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Draw standard normal numbers of the type and on the device of a tensor."""
-    return torch.empty(shape, dtype=like.dtype, device=like.device).normal_(generator=generator)
+    """Draw standard normal numbers on the device of a tensor, and of its type, but never of less than float32."""
+    return _room(shape, like).normal_(generator=generator)
 
 
 def uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draw numbers in [0, 1)."""
-    return torch.empty(shape, dtype=like.dtype, device=like.device).uniform_(generator=generator)
+    return _room(shape, like).uniform_(generator=generator)
 
 
 def exponential(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draw from the exponential distribution of rate one; minus its logarithm is Gumbel noise."""
-    return torch.empty(shape, dtype=like.dtype, device=like.device).exponential_(generator=generator)
+    return _room(shape, like).exponential_(generator=generator)
 
 
 def permutation(length: int, like: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -29,3 +29,7 @@ def permutation(length: int, like: Tensor, generator: torch.Generator | None) ->
 def integers(bound: int, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
     """Draw whole numbers from 0 to bound - 1."""
     return torch.randint(bound, shape, device=like.device, generator=generator)
+
+
+def _room(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.empty(shape, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)

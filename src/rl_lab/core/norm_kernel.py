@@ -50,7 +50,7 @@ def _normalize_rows(  # type: ignore[no-untyped-def]
     variance = tl.sum(centred * centred, 1) / SIZE
     gain = tl.load(gains + own, mask=within, other=0.0).to(tl.float32)[None, :]
     shift = tl.load(shifts + own, mask=within, other=0.0).to(tl.float32)[None, :]
-    values = centred / tl.sqrt(variance + eps)[:, None] * gain + shift
+    values = centred * (1.0 / tl.sqrt(variance + eps))[:, None] * gain + shift
     if GROUP == 0:
         # Mish: x * tanh(log(1 + e^x)) = x * n / (n + 2) with n = e^x (e^x + 2)
         power = tl.exp(tl.minimum(values, 20.0))
@@ -68,6 +68,13 @@ AVAILABLE = triton is not None
 _norm_kernel: Any = triton.jit(_normalize_rows) if AVAILABLE else None
 
 
+def _shape(members: int, rows: int, block: int) -> tuple[int, int]:
+    """Return how many rows a program does, and by how many warps."""
+    if rows % 4 == 0 and members * rows >= 4096 and block <= 1024:
+        return 4, 4
+    return 1, 8 if block > 1024 else 4
+
+
 def launch(
     products: Tensor,
     biases: Tensor,
@@ -82,7 +89,7 @@ def launch(
     """Fill `answers` [M, rows, size]; every tensor is contiguous."""
     members, rows, size = answers.shape
     block = triton.next_power_of_2(size)
-    several = 4 if rows % 4 == 0 and members * rows >= 4096 and block <= 1024 else 1
+    several, warps = _shape(members, rows, block)
     _norm_kernel[(triton.cdiv(members * rows, several),)](
         products,
         biases,
@@ -100,5 +107,5 @@ def launch(
         BLOCK=block,
         GROUP=0 if group is None else group,
         ROWS=several,
-        num_warps=8 if block > 1024 else 4,
+        num_warps=warps,
     )

@@ -2,6 +2,7 @@
 
 Products and convolutions take half the memory traffic and, on a GPU, tensor cores. Weights, moments, losses, targets
 and what one network gives to the next are float32, in every algorithm, because each network hands its answer back so.
+Only who asks a network with bfloat16 (`as_computed`) gets its answer as it was computed.
 """
 
 from __future__ import annotations
@@ -31,15 +32,24 @@ class Lowered:
 
 @functools.cache
 def lowered(kind: Any, device: str) -> Any:
-    """Return the class whose `forward` computes in bfloat16 and answers in float32; a copy of a module keeps it."""
+    """Return the class whose `forward` computes in bfloat16 and answers in the type of the question; copies keep it."""
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Without the cache of converted weights: a captured graph must convert the weights of its own replay.
         with torch.autocast(device, torch.bfloat16, cache_enabled=False):
             answer = kind.forward(self, *args, **kwargs)
-        return _in_float32(answer)
+        return answer if _is_bfloat16(args) else _in_float32(answer)
 
     return type(kind.__name__, (kind, Lowered), {"forward": forward, "__module__": kind.__module__})
+
+
+def as_computed(values: Tensor, network: Any) -> Tensor:
+    """Return values in the type that a network would convert them to, for plans that ask it many times."""
+    return values.bfloat16() if isinstance(network, Lowered) else values
+
+
+def _is_bfloat16(args: tuple[Any, ...]) -> bool:
+    return bool(args) and isinstance(args[0], Tensor) and args[0].dtype == torch.bfloat16
 
 
 def _in_float32(answer: Any) -> Any:

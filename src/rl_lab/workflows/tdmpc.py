@@ -16,6 +16,7 @@ from rl_lab.components.planners.mppi import MPPI, Plan
 from rl_lab.core.batch import Batch, Tree, tree_map
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
+from rl_lab.core.precision import as_computed
 from rl_lab.core.ranges import NonNegative, Unit
 from rl_lab.core.workflow import Act, Inspection, Metrics, Workflow
 
@@ -87,7 +88,8 @@ class TDMPCWorkflow(Workflow):
             chosen = self.policy.actions(latents, draws) if explore else self.policy.mode(latents)
             return Act(self.model.executed(chosen)), latents, chosen, None
         model = self.model.for_planning(self.gamma, generator)
-        plan = self.planner.plan(latents, state["mean"], explore=explore, generator=generator, **model)
+        starts = as_computed(latents, self.dynamics)
+        plan = self.planner.plan(starts, state["mean"], explore=explore, generator=generator, **model)
         return Act(self.model.executed(plan.actions), {"mean": plan.mean}), latents, plan.actions, plan
 
     def _encode(self, observations: Tree, generator: torch.Generator | None) -> Tensor:

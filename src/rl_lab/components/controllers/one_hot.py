@@ -22,7 +22,7 @@ class OneHotActor(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the log-probabilities of the actions."""
-        return self.network(features).log_softmax(-1)
+        return self.network(features).float().log_softmax(-1)
 
     def mode(self, features: Tensor) -> Tensor:
         """Return the code of the likeliest action."""

@@ -41,7 +41,7 @@ class SquashedGaussianActor(nn.Module):
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log standard deviation of the Gaussian."""
-        mean, raw = self.network(features).chunk(2, -1)
+        mean, raw = self.network(features).float().chunk(2, -1)
         return mean, self.min_log_std + 0.5 * (self.max_log_std - self.min_log_std) * (raw.tanh() + 1.0)
 
     def mode(self, features: Tensor) -> Tensor:

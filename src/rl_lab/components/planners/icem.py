@@ -90,20 +90,20 @@ class ICEM:
     def coloured(self, shape: tuple[int, int, int], like: Tensor, generator: torch.Generator | None) -> Tensor:
         """Draw [E, H, N, A] of deviation one whose power falls with the frequency to `noise_exponent` (Timmer 1995)."""
         num_envs, count, action = shape
-        if self.horizon == 1:
-            return noise.normal((num_envs, 1, count, action), like, generator)
-        frequencies = torch.fft.rfftfreq(self.horizon, device=like.device, dtype=like.dtype)
-        scale = frequencies.clamp(min=1.0 / self.horizon) ** (-0.5 * self.noise_exponent)
-        parts = noise.normal((2, num_envs, count, action, len(frequencies)), like, generator) * scale
-        real, imaginary = parts[0], parts[1].clone()
-        imaginary[..., 0] = 0.0  # the mean of a real signal has no phase
-        root_two = 2**0.5
-        weights = scale.clone()
-        real[..., 0] *= root_two
+        waves = self._waves(like)
+        draws = noise.normal((2, num_envs, count, action, waves.shape[1]), like, generator)
+        return (draws[0] @ waves[0] - draws[1] @ waves[1]).permute(0, 3, 1, 2)
+
+    def _waves(self, like: Tensor) -> Tensor:
+        """Return the cosines and sines [2, frequencies, H] that noise is made of; they are few, so no transform."""
+        times = torch.arange(self.horizon, device=like.device, dtype=like.dtype)
+        frequencies = times[: self.horizon // 2 + 1] / self.horizon
+        angles = 2.0 * torch.pi * frequencies.unsqueeze(1) * times
+        waves = torch.stack([angles.cos(), angles.sin()])
+        waves[1, 0] = 0.0  # the mean of a real signal has no phase, nor has the highest frequency
+        waves[0, 0] *= 0.5**0.5
         if self.horizon % 2 == 0:
-            imaginary[..., -1] = 0.0
-            real[..., -1] *= root_two
-            weights[-1] *= 0.5**0.5
-        deviation = 2.0 * (weights[1:].square().sum() + 0.5 * weights[0].square()).sqrt() / self.horizon
-        signal = torch.fft.irfft(torch.complex(real, imaginary), n=self.horizon) / deviation  # [E, N, A, H]
-        return signal.permute(0, 3, 1, 2)
+            waves[1, -1] = 0.0
+            waves[0, -1] *= 0.5**0.5
+        waves = waves * frequencies.clamp(min=1.0 / self.horizon).unsqueeze(1) ** (-0.5 * self.noise_exponent)
+        return waves / waves.square().sum((0, 1)).sqrt()

@@ -74,11 +74,11 @@ class MPPI:
         """Decide one action for each of the latents [E, Z]."""
         num_envs, num_free = len(latents), self.num_samples - self.num_policy_samples
         starts = latents.unsqueeze(1).expand(-1, self.num_samples, -1)  # [E, N, Z]
-        proposed = self._policy_sequences(starts[:, : self.num_policy_samples], dynamics, policy)
+        proposed = self._policy_sequences(starts[:, : self.num_policy_samples], dynamics, policy, previous_mean)
         mean = torch.cat([previous_mean[:, 1:], torch.zeros_like(previous_mean[:, :1])], 1)  # [E, H, A]
         std = torch.full_like(mean, self.max_std)
         for _ in range(self.num_iterations):
-            draws = noise.normal((num_envs, self.horizon, num_free, self.action), latents, generator)
+            draws = noise.normal((num_envs, self.horizon, num_free, self.action), mean, generator)
             actions = self.candidates(mean, std, draws, proposed)  # [E, H, N, A]
             rollout = rollout_dynamics_multi_step(starts, actions.transpose(0, 1), dynamics, reward, termination)
             returns = self.returns(rollout.rewards, rollout.alive, value(rollout.latents[-1]), discount)
@@ -88,14 +88,14 @@ class MPPI:
             mean, std, weights = self.refine(elite_actions, elite_returns)
         chosen = mean[:, 0] if self.select == "mean" else self._sample_elite(weights, elite_actions, generator)
         if explore:
-            chosen = chosen + std[:, 0] * noise.normal(tuple(chosen.shape), latents, generator)
+            chosen = chosen + std[:, 0] * noise.normal(tuple(chosen.shape), chosen, generator)
         return Plan(chosen.clamp(-1.0, 1.0), mean, std, elite_returns)
 
-    def _policy_sequences(self, starts: Tensor, dynamics: Dynamics, policy: Policy) -> Tensor:
+    def _policy_sequences(self, starts: Tensor, dynamics: Dynamics, policy: Policy, like: Tensor) -> Tensor:
         """Let the policy act in the model: [E, H, P, A]."""
         actions, latents = [], starts
         if not self.num_policy_samples:
-            return starts.new_zeros(len(starts), self.horizon, 0, self.action)
+            return like.new_zeros(len(starts), self.horizon, 0, self.action)
         for t in range(self.horizon):
             actions.append(policy(latents))
             if t < self.horizon - 1:

@@ -75,6 +75,7 @@ class BlockGRU(nn.Module):
         self.hidden_norm = Norm(deter, norm)
         self.gates = BlockLinear(deter, 3 * deter, num_blocks)
         self._activation = ACTIVATIONS[activation]
+        self.is_plain = self.from_deter.is_plain
 
     def ahead(self, actions: Tensor, tape: Tape | None = None) -> Tensor:
         """Prepare what depends on actions [..., A] alone; beyond [-1, 1] only their sign counts."""

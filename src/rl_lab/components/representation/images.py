@@ -12,7 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.layers import ACTIVATIONS, Activation, BlockLinear, Dense, Linear, Norm, initialize
+from rl_lab.components.fused import NormedPixels, fuses
+from rl_lab.components.layers import (
+    ACTIVATIONS,
+    EPSILON,
+    Activation,
+    BlockLinear,
+    Dense,
+    Linear,
+    Norm,
+    initialize,
+)
 from rl_lab.core.errors import UserError
 from rl_lab.core.ranges import Count
 
@@ -37,7 +47,11 @@ class PooledEncoder(nn.Module):
         """Encode [R, C, H, W] as [R, outputs]."""
         values = (images.float() / 255.0 - 0.5).contiguous(memory_format=torch.channels_last)
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            values = _over_channels(norm, F.max_pool2d(convolution(values), 2))
+            if fuses(values):
+                products = F.conv2d(values, convolution.weight, padding="same")
+                values = NormedPixels.apply(products, convolution.bias, norm.scale, EPSILON["rms"], True)
+            else:
+                values = _over_channels(norm, F.max_pool2d(convolution(values), 2))
         return values.permute(0, 2, 3, 1).flatten(1)
 
 
@@ -82,7 +96,11 @@ class PooledDecoder(nn.Module):
         values = blocks + self.place(self.from_stoch(stoch)).view_as(blocks)
         values = F.silu(self.norm(values)).permute(0, 3, 1, 2)
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            values = _over_channels(norm, convolution(values))
+            if fuses(values):
+                products, bias = convolution.products(values), convolution.convolution.bias
+                values = NormedPixels.apply(products, bias, norm.scale, EPSILON["rms"], False)
+            else:
+                values = _over_channels(norm, convolution(values))
         return self.output(values).float().sigmoid()
 
 
@@ -107,10 +125,16 @@ class DoublingConvolution(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Map [R, inputs, H, W] to [R, outputs, 2 H, 2 W]."""
-        weight, bias = self.convolution.weight, self.convolution.bias
-        kernels = torch.einsum("oits,pyt,qxs->opqiyx", weight, self.taps, self.taps).flatten(0, 2)
-        assert bias is not None
-        return F.pixel_shuffle(F.conv2d(images, kernels, bias.repeat_interleave(4), padding=1), 2)
+        assert self.convolution.bias is not None
+        values = self.products(images, self.convolution.bias.repeat(4)).permute(0, 2, 3, 1)
+        rows = values.unflatten(-1, (2, 2, -1)).transpose(2, 3)  # [R, H, 2, W, 2, outputs]
+        return rows.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
+
+    def products(self, images: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Map [R, inputs, H, W] to [R, 4 * outputs, H, W]: four pixels, of the even row, then of the odd one."""
+        weight = self.convolution.weight
+        kernels = torch.einsum("oits,pyt,qxs->pqoiyx", weight, self.taps, self.taps).flatten(0, 2)
+        return F.conv2d(images, kernels, bias, padding=1)
 
 
 class StridedEncoder(nn.Module):

@@ -24,6 +24,7 @@ from rl_lab.components.layers import (
     constants,
     keyed,
 )
+from rl_lab.components.representation.scan import Given, Parts, scan
 from rl_lab.core.batch import Tree
 from rl_lab.core.errors import UserError
 from rl_lab.core.ranges import Count
@@ -118,11 +119,18 @@ class RSSM(nn.Module):
         embedded = self.posterior.linear.project(embeddings)
         device = embeddings.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+        ahead, embedded = ahead.to(dtype), embedded.to(dtype)
         deter, stoch = state["deter"], state["stoch"]
+        parts = Parts(self.cell, self.posterior, self.posterior_output, self.variable)
+        if parts.can_scan(embedded):
+            with torch.autocast(device, enabled=False):
+                given = Given(deter, stoch, ahead, embedded, keep.squeeze(-1), draws)
+                deters, stochs, posterior = scan(parts, given)
+            return Observed({"deter": deters, "stoch": stochs}, posterior, self.predict(deters))
         steps: list[tuple[Tensor, Tensor, Tensor]] = []
         with torch.autocast(device, enabled=False):  # weights are cast once, not at every step
             tapes = Tapes(self._scanned, *is_first.shape, dtype)
-            inputs = zip(ahead.to(dtype), embedded.to(dtype), keep, draws, tapes.offsets, strict=True)
+            inputs = zip(ahead, embedded, keep, draws, tapes.offsets, strict=True)
             for ahead_now, embedded_now, keep_now, draws_now, offsets in inputs:
                 deter, stoch, parameters, seen = self.step(
                     deter, stoch, ahead_now, embedded_now, keep_now, draws_now, tapes.weights, offsets
