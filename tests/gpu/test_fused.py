@@ -58,15 +58,19 @@ def test_samples():
         agree(given[same], expected[same], (logits,), 1e-4)
 
 
-def test_norms():
+def test_activations():
     torch.manual_seed(2)
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 3e-2)):
-        for rows, size in ((16, 256), (1024, 2048), (5, 48)):
-            values, ahead = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype)
-            scale = random(size).detach()
-            given = fused.NormedSilu.apply(values, ahead, scale, 1e-4)
-            expected = F.rms_norm(values + ahead, (size,), eps=1e-4)
-            agree(given, F.silu(expected * scale.to(dtype)), (values, ahead), tolerance)
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
+        for rows, size in ((16, 256), (1024, 2048), (5, 48), (20_000, 64)):
+            values, bias, scale = random(rows, size, dtype=dtype), random(size), random(size)
+            for given_bias in (bias, None):
+                given = fused.Activated.apply(values, given_bias, scale, 1e-4, None)
+                sums = values if given_bias is None else values + bias.to(dtype)
+                expected = F.silu(F.rms_norm(sums, (size,), eps=1e-4) * scale.to(dtype))
+                agree(given, expected, (values,), tolerance)
+    values, bias, scale = random(500, 64), random(64), random(64)
+    expected = F.silu(F.rms_norm(values + bias, (64,), eps=1e-4) * scale)
+    agree(fused.Activated.apply(values, bias, scale, 1e-4, None), expected, (values, bias, scale), 1e-3)
 
 
 def shaken(module):
@@ -122,7 +126,7 @@ def test_scan():
 if __name__ == "__main__":
     test_gates()
     test_samples()
-    test_norms()
+    test_activations()
     test_pictures()
     test_scan()
     print("fused: the kernels agree")

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_lab.core import cell_kernels, picture_kernels
+from rl_lab.core import cell_kernels
+from rl_lab.core.activation_kernels import Resize, activate, activate_backward
 
 
 def fuses(values: Tensor) -> bool:
@@ -56,45 +57,24 @@ class Sampled(torch.autograd.Function):
         return found.view(ctx.shape), None, None
 
 
-class NormedSilu(torch.autograd.Function):
-    """SiLU behind a root-mean-square norm with a constant scale."""
+class Activated(torch.autograd.Function):
+    """What follows a product or a convolution: a bias, perhaps a change of size, a root-mean-square norm, and SiLU."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, ahead: Tensor | None, scale: Tensor, eps: float) -> Tensor:
-        """Return activations [..., size] of values, to which `ahead` is added."""
-        rows = values.reshape(-1, values.shape[-1]).contiguous()
-        added = None if ahead is None else ahead.reshape(rows.shape).contiguous()
-        normed = cell_kernels.norm_silu(rows, added, scale, eps)
-        ctx.save_for_backward(scale, normed.normalized, normed.roots)
-        ctx.shape, ctx.has_ahead = values.shape, ahead is not None
-        return normed.answers.view(values.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """Return the gradients of values and of what was added to them."""
-        scale, normalized, roots = ctx.saved_tensors
-        given = gradients[0].reshape(normalized.shape).contiguous()
-        found = cell_kernels.norm_silu_backward(given, scale, normalized, roots)[1].view(ctx.shape)
-        return found, found if ctx.has_ahead else None, None, None
-
-
-class NormedPixels(torch.autograd.Function):
-    """What lies between two convolutions: a bias, a change of size, a norm over the channels of a pixel, and SiLU."""
-
-    @staticmethod
-    def forward(ctx: Any, products: Tensor, bias: Tensor, scale: Tensor, eps: float, pools: bool) -> Tensor:
-        """Return pictures [R, C, H, W]: half as large as the products if `pools`, else twice, of fewer channels."""
-        values = products.permute(0, 2, 3, 1).contiguous()
+    def forward(
+        ctx: Any, values: Tensor, bias: Tensor | None, scale: Tensor, eps: float, resize: Resize | None
+    ) -> Tensor:
+        """Return activations [..., C] of values [..., C]; of pictures [R, H, W, C] if they are resized."""
+        values = values.contiguous()
         ctx.save_for_backward(values, bias, scale)
-        ctx.eps, ctx.pools = eps, pools
-        return picture_kernels.norm_pixels(values, bias, scale, eps, pools=pools).permute(0, 3, 1, 2)
+        ctx.eps, ctx.resize = eps, resize
+        return activate(values, bias, scale, eps, resize)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        """Return the gradients of products, bias and scale."""
-        given = gradients[0].permute(0, 2, 3, 1).contiguous()
-        found, *others = picture_kernels.norm_pixels_backward(*ctx.saved_tensors, given, ctx.eps, pools=ctx.pools)
-        return found.permute(0, 3, 1, 2), *others, None, None
+        """Return the gradients of values, bias and scale."""
+        found = activate_backward(*ctx.saved_tensors, gradients[0].contiguous(), ctx.eps, ctx.resize)
+        return *found, None, None
 
 
 class Attached(torch.autograd.Function):

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.fused import NormedSilu, attach, fuses
+from rl_lab.components.fused import Activated, attach, fuses
 from rl_lab.core.ranges import Count, Natural, NonNegative
 
 Activation = Literal["silu", "elu", "relu", "tanh", "gelu"]
@@ -58,6 +58,11 @@ class Tape:
             return output
         self.seen[key] = seen.detach()
         return attach(output, self.offsets[key])
+
+
+def fuses_with(values: Tensor, tape: Tape | None) -> bool:
+    """Return whether a layer may use kernels: they record nothing on a tape."""
+    return fuses(values) and (tape is None or tape.offsets is None)
 
 
 class ScanLayer(nn.Module):
@@ -231,14 +236,15 @@ class Norm(ScanLayer):
         self,
         values: Tensor,
         activation: Callable[[Tensor], Tensor],
-        ahead: Tensor | None = None,
         tape: Tape | None = None,
+        bias: Tensor | None = None,
     ) -> Tensor:
-        """Normalise values, to which `ahead` is added, and activate them."""
-        if tape is not None and tape.offsets is None and self.kind == "rms" and activation is F.silu and fuses(values):
-            answers: Tensor = NormedSilu.apply(values, ahead, *tape.weights[self.key], EPSILON["rms"])
+        """Normalise values, to which a bias may be added, and activate them."""
+        if self.kind == "rms" and activation is F.silu and fuses_with(values, tape):
+            (scale,) = self.scanned() if tape is None else tape.weights[self.key]
+            answers: Tensor = Activated.apply(values, bias, scale, EPSILON["rms"], None)
             return answers
-        return activation(self(values if ahead is None else values + ahead, tape))
+        return activation(self(values if bias is None else values + bias, tape))
 
     def _normalize(self, values: Tensor) -> Tensor:
         # Both sum in float32, whatever the type of the values.
@@ -282,7 +288,13 @@ class Dense(nn.Module):
 
     def forward(self, values: Tensor, ahead: Tensor | None = None, tape: Tape | None = None) -> Tensor:
         """Map; `ahead` is what `linear.project` made of the inputs that were known ahead."""
-        return self.norm.activated(self.linear(values, tape), self._activation, ahead, tape)
+        if self.is_plain and fuses_with(values, tape):  # one kernel adds the bias, too
+            weight, bias = self.linear.scanned() if tape is None else tape.weights[self.linear.key]
+            outputs = F.linear(values if tape is None else values.to(weight.dtype), weight)
+        else:
+            outputs, bias = self.linear(values, tape), None
+        outputs = outputs if ahead is None else outputs + ahead
+        return self.norm.activated(outputs, self._activation, tape, bias)
 
 
 class Stack(nn.Module):

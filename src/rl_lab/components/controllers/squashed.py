@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from rl_lab.components.distributions import LOG_ROOT_TWO_PI
 from rl_lab.core import noise
 
+LOG_TWO = 0.6931471805599453
+
 
 class Sample(NamedTuple):
     """Actions in [-1, 1] and what is known about them."""
 
     actions: Tensor
-    mean: Tensor  # tanh of the Gaussian's mean
     log_probs: Tensor  # of the squashed actions
     gaussian_log_probs: Tensor  # of the Gaussian, before the squash
 
@@ -74,7 +75,11 @@ class SquashedGaussianActor(nn.Module):
 
 
 def _squashed(mean: Tensor, log_std: Tensor, draws: Tensor) -> Sample:
-    gaussian = (-0.5 * draws.square() - log_std - LOG_ROOT_TWO_PI).sum(-1)
-    raw = mean + draws * log_std.exp()
-    correction = 2.0 * (0.6931471805599453 - raw - F.softplus(-2.0 * raw))  # log(1 - tanh(raw)^2), stably
-    return Sample(raw.tanh(), mean.tanh(), gaussian - correction.sum(-1), gaussian)
+    # Few operations: on a GPU each takes as long as a small product.
+    size = mean.shape[-1]
+    gaussian = -LOG_ROOT_TWO_PI * size - torch.addcmul(log_std, draws, draws, value=0.5).sum(-1)
+    raw = torch.addcmul(mean, draws, log_std.exp())
+    # log(1 - tanh(raw)^2) is 2 (log 2 - raw - softplus(-2 raw)), and softplus(-2 raw) is -2 softplus(raw, beta=-2)
+    surplus = torch.sub(raw, F.softplus(raw, beta=-2.0), alpha=2.0).sum(-1)
+    log_probs = torch.add(gaussian, surplus, alpha=2.0) - 2.0 * LOG_TWO * size
+    return Sample(raw.tanh(), log_probs, gaussian)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.fused import NormedPixels, fuses
+from rl_lab.components.fused import Activated, Resize, fuses
 from rl_lab.components.layers import (
     ACTIVATIONS,
     EPSILON,
@@ -49,7 +49,7 @@ class PooledEncoder(nn.Module):
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             if fuses(values):
                 products = F.conv2d(values, convolution.weight, padding="same")
-                values = NormedPixels.apply(products, convolution.bias, norm.scale, EPSILON["rms"], True)
+                values = _activated(products, convolution.bias, norm, "halve")
             else:
                 values = _over_channels(norm, F.max_pool2d(convolution(values), 2))
         return values.permute(0, 2, 3, 1).flatten(1)
@@ -94,11 +94,10 @@ class PooledDecoder(nn.Module):
         deter, stoch = features.split([self._deter, features.shape[-1] - self._deter], -1)
         blocks = self.from_deter(deter).unflatten(-1, self._shape).movedim(1, 3).flatten(3)  # [R, H, W, channels]
         values = blocks + self.place(self.from_stoch(stoch)).view_as(blocks)
-        values = F.silu(self.norm(values)).permute(0, 3, 1, 2)
+        values = self.norm.activated(values, F.silu).permute(0, 3, 1, 2)
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             if fuses(values):
-                products, bias = convolution.products(values), convolution.convolution.bias
-                values = NormedPixels.apply(products, bias, norm.scale, EPSILON["rms"], False)
+                values = _activated(convolution.products(values), convolution.convolution.bias, norm, "double")
             else:
                 values = _over_channels(norm, convolution(values))
         return self.output(values).float().sigmoid()
@@ -223,6 +222,12 @@ def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.
     assert convolution.bias is not None
     nn.init.zeros_(convolution.bias)
     return convolution
+
+
+def _activated(products: Tensor, bias: Tensor, norm: Norm, resize: Resize) -> Tensor:
+    """Return pictures [R, C, H, W] of the products of a convolution, by one kernel."""
+    pictures: Tensor = Activated.apply(products.permute(0, 2, 3, 1), bias, norm.scale, EPSILON["rms"], resize)
+    return pictures.permute(0, 3, 1, 2)
 
 
 def _over_channels(norm: Norm, values: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
-"""GPU kernels between the convolutions of pictures (`components/fused.py`), in Triton, which comes with torch for GPUs.
+"""GPU kernels behind products and convolutions (`components/fused.py`), in Triton, which comes with torch for GPUs.
 
-Between two convolutions lie a bias, a change of size, a norm over the channels of each pixel and SiLU. As operations of
-their own each moves all pictures through memory; and a norm over so few channels is what torch's kernel does worst.
-Pictures are [R, H, W, C] in memory.
+What follows is a bias, for pictures a change of size, a root-mean-square norm over the channels, and SiLU. As
+operations of their own each moves everything through memory; and a norm over the few channels of a pixel is what
+torch's kernel does worst. Pictures are [R, H, W, C] in memory; rows [R, C] are pixels that stay as they are.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ except ImportError:  # torch for CPUs comes without it
     triton = tl = None
 
 
-def _norm_pixels(  # type: ignore[no-untyped-def]
+def _activate(  # type: ignore[no-untyped-def]
     values,
     biases,
     scales,
@@ -28,7 +28,8 @@ def _norm_pixels(  # type: ignore[no-untyped-def]
     width,
     channels,
     eps,
-    POOLS: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    RESIZE: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
 ):
@@ -36,24 +37,27 @@ def _norm_pixels(  # type: ignore[no-untyped-def]
     columns = tl.arange(0, BLOCK)
     inside = (pixels < num_pixels)[:, None] & (columns < channels)[None, :]
     x, y = pixels % width, pixels // width  # pictures lie one below the other
-    if POOLS:  # the largest of four pixels
+    if RESIZE == 1:  # the largest of four pixels
         at = (2 * y * (2 * width) + 2 * x)[:, None] * channels + columns[None, :]
         entries = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
         for k in tl.static_range(1, 4):
             other = tl.load(values + at + (k // 2 * 2 * width + k % 2) * channels, mask=inside, other=0.0)
             entries = tl.maximum(entries, other.to(tl.float32))
-    else:  # one of the four groups of channels of a pixel
-        source = (y // 2 * (width // 2) + x // 2) * 4 + y % 2 * 2 + x % 2
+    else:
+        source = pixels
+        if RESIZE == 2:  # one of the four groups of channels of a pixel
+            source = (y // 2 * (width // 2) + x // 2) * 4 + y % 2 * 2 + x % 2
         entries = tl.load(values + source[:, None] * channels + columns[None, :], mask=inside, other=0.0).to(tl.float32)
-    bias = tl.load(biases + columns, mask=columns < channels, other=0.0).to(tl.float32)
-    entries = tl.where(inside, entries + bias[None, :], 0.0)
+    if HAS_BIAS:
+        bias = tl.load(biases + columns, mask=columns < channels, other=0.0).to(tl.float32)
+        entries = tl.where(inside, entries + bias[None, :], 0.0)
     root = 1.0 / tl.sqrt(tl.sum(entries * entries, 1) / channels + eps)
     kept = (entries * root[:, None]).to(answers.dtype.element_ty).to(tl.float32)
     scaled = kept * tl.load(scales + columns, mask=columns < channels, other=0.0).to(tl.float32)[None, :]
     tl.store(answers + pixels[:, None] * channels + columns[None, :], scaled * tl.sigmoid(scaled), mask=inside)
 
 
-def _norm_pixels_backward(  # type: ignore[no-untyped-def]
+def _activate_backward(  # type: ignore[no-untyped-def]
     values,
     biases,
     scales,
@@ -66,20 +70,23 @@ def _norm_pixels_backward(  # type: ignore[no-untyped-def]
     width,
     channels,
     eps,
-    POOLS: tl.constexpr,  # noqa: N803
+    HAS_BIAS: tl.constexpr,  # noqa: N803
+    RESIZE: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
     ROWS: tl.constexpr,  # noqa: N803
 ):
     program = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, BLOCK)
-    bias = tl.load(biases + columns, mask=columns < channels, other=0.0).to(tl.float32)
+    bias = tl.zeros([BLOCK], tl.float32)
+    if HAS_BIAS:
+        bias = tl.load(biases + columns, mask=columns < channels, other=0.0).to(tl.float32)
     scale = tl.load(scales + columns, mask=columns < channels, other=0.0).to(tl.float32)
     of_bias, of_scale = tl.zeros([BLOCK], tl.float32), tl.zeros([BLOCK], tl.float32)
     for i in range(num_blocks):
         pixels = (program * num_blocks + i) * ROWS + tl.arange(0, ROWS)
         inside = (pixels < num_pixels)[:, None] & (columns < channels)[None, :]
         x, y = pixels % width, pixels // width
-        if POOLS:
+        if RESIZE == 1:
             at = (2 * y * (2 * width) + 2 * x)[:, None] * channels + columns[None, :]
             entries = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
             largest = tl.zeros([ROWS, BLOCK], tl.int32)
@@ -89,7 +96,9 @@ def _norm_pixels_backward(  # type: ignore[no-untyped-def]
                 largest = tl.where(other > entries, k, largest)
                 entries = tl.maximum(entries, other)
         else:
-            source = (y // 2 * (width // 2) + x // 2) * 4 + y % 2 * 2 + x % 2
+            source = pixels
+            if RESIZE == 2:
+                source = (y // 2 * (width // 2) + x // 2) * 4 + y % 2 * 2 + x % 2
             at = source[:, None] * channels + columns[None, :]
             entries = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
         entries = tl.where(inside, entries + bias[None, :], 0.0)
@@ -103,7 +112,7 @@ def _norm_pixels_backward(  # type: ignore[no-untyped-def]
         mean = tl.sum(gradient * kept, 1) / channels
         gradient = root[:, None] * (gradient - kept * mean[:, None])
         of_bias += tl.sum(gradient, 0)
-        if POOLS:
+        if RESIZE == 1:
             for k in tl.static_range(4):
                 place = answers + at + (k // 2 * 2 * width + k % 2) * channels
                 tl.store(place, tl.where(largest == k, gradient, 0.0), mask=inside)
@@ -114,51 +123,55 @@ def _norm_pixels_backward(  # type: ignore[no-untyped-def]
 
 
 _AVAILABLE = triton is not None
-_forth: Any = triton.jit(_norm_pixels) if _AVAILABLE else None
-_back: Any = triton.jit(_norm_pixels_backward) if _AVAILABLE else None
+_forth: Any = triton.jit(_activate) if _AVAILABLE else None
+_back: Any = triton.jit(_activate_backward) if _AVAILABLE else None
+_RESIZE = {None: 0, "halve": 1, "double": 2}
 _ENTRIES, _MAX_PROGRAMS = 1024, 2048
+Resize = Literal["halve", "double"]
 
 
-def norm_pixels(values: Tensor, bias: Tensor, scale: Tensor, eps: float, *, pools: bool) -> Tensor:
-    """Return pictures [R, H, W, C] of the products of a convolution: resized, bias added, normalised, and SiLU.
+def activate(values: Tensor, bias: Tensor | None, scale: Tensor, eps: float, resize: Resize | None = None) -> Tensor:
+    """Return values [..., C] with a bias added, normalised, and SiLU.
 
-    `pools` takes the largest of each four pixels of products [R, 2 H, 2 W, C]; otherwise products [R, H / 2, W / 2,
-    4 C] hold four pixels each: of the even row, then of the odd one.
+    Pictures [R, H, W, C] can be resized first: halved, by the largest of each four pixels; or doubled, if 4 C channels
+    hold four pixels each: of the even row, then of the odd one.
     """
-    num_pictures, height, width, channels = values.shape
-    shape = (height // 2, width // 2, channels) if pools else (2 * height, 2 * width, channels // 4)
-    answers = torch.empty(num_pictures, *shape, dtype=values.dtype, device=values.device)
-    block = triton.next_power_of_2(shape[-1])
-    rows, num_pixels = max(1, _ENTRIES // block), answers[..., 0].numel()
+    shape = list(values.shape)
+    if resize is not None:
+        num_pictures, height, width, channels = shape
+        halved, doubled = (height // 2, width // 2, channels), (2 * height, 2 * width, channels // 4)
+        shape = [num_pictures, *(halved if resize == "halve" else doubled)]
+    answers = torch.empty(shape, dtype=values.dtype, device=values.device)
+    block, rows, num_pixels = _divided(answers)
     _forth[(triton.cdiv(num_pixels, rows),)](
         values,
-        bias,
+        scale if bias is None else bias,
         scale,
         answers,
         num_pixels,
-        shape[1],
+        shape[-2],
         shape[-1],
         eps,
-        POOLS=pools,
+        HAS_BIAS=bias is not None,
+        RESIZE=_RESIZE[resize],
         BLOCK=block,
         ROWS=rows,
     )
     return answers
 
 
-def norm_pixels_backward(
-    values: Tensor, bias: Tensor, scale: Tensor, gradients: Tensor, eps: float, *, pools: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def activate_backward(
+    values: Tensor, bias: Tensor | None, scale: Tensor, gradients: Tensor, eps: float, resize: Resize | None = None
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """Return the gradients of values, bias and scale; the same in every call, for sums are formed in a fixed order."""
-    answers, (_, _, width, channels) = torch.empty_like(values), gradients.shape
-    block = triton.next_power_of_2(channels)
-    rows, num_pixels = max(1, _ENTRIES // block), gradients[..., 0].numel()
+    answers, channels = torch.empty_like(values), gradients.shape[-1]
+    block, rows, num_pixels = _divided(gradients)
     num_blocks = triton.cdiv(triton.cdiv(num_pixels, rows), _MAX_PROGRAMS)
     programs = triton.cdiv(num_pixels, rows * num_blocks)
     parts = torch.empty(2, programs, channels, device=values.device)
     _back[(programs,)](
         values,
-        bias,
+        scale if bias is None else bias,
         scale,
         gradients,
         answers,
@@ -166,12 +179,19 @@ def norm_pixels_backward(
         parts[1],
         num_pixels,
         num_blocks,
-        width,
+        gradients.shape[-2],
         channels,
         eps,
-        POOLS=pools,
+        HAS_BIAS=bias is not None,
+        RESIZE=_RESIZE[resize],
         BLOCK=block,
         ROWS=rows,
     )
     of_bias, of_scale = parts.sum(1)
-    return answers, of_bias, of_scale
+    return answers, None if bias is None else of_bias, of_scale
+
+
+def _divided(answers: Tensor) -> tuple[int, int, int]:
+    """Return how many channels and pixels a program does at a time, and how many pixels there are."""
+    block = triton.next_power_of_2(answers.shape[-1])
+    return block, max(1, _ENTRIES // block), answers[..., 0].numel()
