@@ -52,6 +52,14 @@ def test_csv_of_several_runs_sorted_by_experiment_and_seed(tmp_path, capsys):
     ]
 
 
+def test_the_name_of_an_unfinished_run_has_the_values_that_it_refers_to(tmp_path, capsys):
+    folder = make_run(tmp_path / "a", "tdmpc2_${environment.task}", 1, [20.0], summary=False)
+    with open(folder / "config.yaml", "a") as file:
+        file.write("environment:\n  task: walker-walk\n")
+    assert main(["curves", str(folder)]) == 0
+    assert [row["experiment"] for row in table(capsys.readouterr().out)] == ["tdmpc2_walker-walk"]
+
+
 def test_another_key(tmp_path, capsys):
     make_run(tmp_path / "a", "ppo", 1, [20.0, 40.0])
     assert main(["curves", str(tmp_path / "a"), "--key", "train/loss"]) == 0

@@ -49,14 +49,20 @@ def test_members_are_networks_of_their_own(activation, layer_norm):
         torch.testing.assert_close(each[member], network(own[member]))
 
 
-def test_gradients_of_members_are_those_of_networks_of_their_own():
-    stacked = build()
-    values = torch.randn(9, 5)
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_gradients_of_members_are_those_of_networks_of_their_own(activation, outputs):
+    stacked = build(activation=activation, outputs=outputs)
+    values = torch.randn(9, 5, requires_grad=True)
     stacked(values).square().sum().backward()
-    network = alone(stacked, 1)
-    network(values).square().sum().backward()
-    torch.testing.assert_close(stacked.weights[0].grad[1], network[0].weight.grad.T)
-    torch.testing.assert_close(stacked.biases[-1].grad[1, 0], network[-1].bias.grad)
+    apart, networks = values.detach().clone().requires_grad_(), [alone(stacked, member) for member in range(3)]
+    sum(network(apart).square().sum() for network in networks).backward()
+    torch.testing.assert_close(values.grad, apart.grad)
+    for member, network in enumerate(networks):
+        linears = [layer for layer in network if isinstance(layer, nn.Linear)]
+        for i, linear in enumerate(linears):
+            torch.testing.assert_close(stacked.weights[i].grad[member], linear.weight.grad.T)
+            torch.testing.assert_close(stacked.biases[i].grad[member, 0], linear.bias.grad)
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,18 @@ from rl_lab.orchestration.files import Files
 
 _MAX_BYTES = 2**24
 _MARKS = ("metrics.jsonl", "summary.json", "checkpoints", "command.txt")
+
+
+def _named(name: str, config: dict[str, Any]) -> str:
+    """Return a name with the values that it refers to, such as `tdmpc2_${environment.task}`."""
+
+    def value(reference: re.Match[str]) -> str:
+        found: Any = config
+        for key in reference[1].split("."):
+            found = found[key]
+        return str(found)
+
+    return re.sub(r"\$\{([\w.]+)\}", value, name)
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,7 @@ class Run:
         try:
             config = yaml.safe_load(self._read("config.yaml"))
             experiment = config["experiment"]
-            return experiment["name"], experiment["seed"]
+            return _named(experiment["name"], config), experiment["seed"]
         except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError, RecursionError):
             return self.folder.name, None
 
