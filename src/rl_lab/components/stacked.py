@@ -112,5 +112,5 @@ class _Rectified(torch.autograd.Function):
                 across = weights[i].transpose(1, 2)
                 gradient = gradient * across if across.shape[1] == 1 else torch.bmm(gradient, across)
             if i:
-                gradient = torch.ops.aten.threshold_backward(gradient, seen[i], 0)
+                torch.ops.aten.threshold_backward.grad_input(gradient, seen[i], 0, grad_input=gradient)
         return gradient if to_rows else None, *found
