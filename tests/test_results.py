@@ -61,8 +61,8 @@ def score(task, file="tdmpc2_dmc.csv"):
     """Return the mean over the seeds at 100k steps, and how many there are."""
     with open(RESULTS / file) as lines:
         rows = [row for row in csv.DictReader(lines) if row["experiment"] == f"tdmpc2_{task}"]
-    last = [float(row["return_mean"]) for row in rows if int(row["env_steps"]) == 100_000]
-    return sum(last) / len(last), len(last)
+    last = {row.get("seed"): float(row["return_mean"]) for row in rows if int(row["env_steps"]) == 100_000}
+    return sum(last.values()) / len(last), len(last)
 
 
 @pytest.mark.parametrize("task", SCORES)

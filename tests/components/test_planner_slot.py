@@ -213,13 +213,14 @@ def test_coloured_noise_has_deviation_one_and_the_wanted_spectrum():
     for horizon in (8, 15, 30):
         for exponent in (0.0, 2.0):
             planner = ICEM(2, horizon, noise_exponent=exponent)
-            drawn = planner.coloured((4, 2000, 2), torch.zeros(1), generator)
+            drawn = planner.coloured((4, 2000, 2), planner.waves(torch.zeros(1)), generator)
             assert tuple(drawn.shape) == (4, horizon, 2000, 2)
             assert drawn.std().item() == pytest.approx(1.0, abs=0.05)
             power = torch.fft.rfft(drawn, dim=1).abs().square().mean((0, 2, 3))
             ratio = (power[1] / power[3]).item()
             assert ratio == pytest.approx(3.0**exponent, rel=0.1)
-    neighbours = ICEM(1, 20, noise_exponent=2.0).coloured((1, 4000, 1), torch.zeros(1), generator)
+    planner = ICEM(1, 20, noise_exponent=2.0)
+    neighbours = planner.coloured((1, 4000, 1), planner.waves(torch.zeros(1)), generator)
     assert (neighbours[:, 1:] * neighbours[:, :-1]).mean() > 0.8
 
 

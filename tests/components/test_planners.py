@@ -1,7 +1,9 @@
 """MPPI on a world whose best plan is known; batching, warm starts, ends, determinism."""
 
+import pytest
 import torch
 
+from rl_lab.components.planners import rollout as rollout_module
 from rl_lab.components.planners.mppi import MPPI
 from rl_lab.components.planners.rollout import rollout_dynamics_multi_step
 
@@ -62,14 +64,17 @@ def test_policy_sequences_compete_in_every_iteration():
     torch.testing.assert_close(decided.actions, torch.tensor([[-1.0]]))
 
 
-def test_nothing_counts_after_a_predicted_end():
+@pytest.mark.parametrize("many", [1, 1000])  # many rows are looked at step by step, few at once
+def test_nothing_counts_after_a_predicted_end(monkeypatch, many):
+    monkeypatch.setattr(rollout_module, "MANY_ROWS", many)
     rollout = rollout_dynamics_multi_step(
         torch.tensor([[0.0], [-5.0]]),
         torch.ones(3, 2, 1),
         lambda latents, actions: latents + actions,
-        lambda latents, actions: torch.ones(len(latents)),
+        lambda latents, actions: torch.ones(latents.shape[:-1]),
         lambda latents: (latents.squeeze(-1) >= 2.0).float(),
     )
+    assert tuple(rollout.rewards.shape) == (3, 2)
     assert rollout.alive.tolist() == [[1, 1], [1, 1], [0, 1], [0, 1]]
     returns = MPPI.returns(rollout.rewards, rollout.alive, torch.tensor([100.0, 100.0]), 1.0)
     assert returns.tolist() == [2.0, 103.0]

@@ -75,6 +75,17 @@ def test_frozen_weights_let_gradients_pass_to_the_inputs_only(layer_norm):
     assert all(parameter.grad is None for parameter in stacked.parameters())
 
 
+def test_some_parameters_may_be_frozen():
+    stacked, values = build(), torch.randn(9, 5)
+    stacked(values).square().sum().backward()
+    expected = stacked.weights[1].grad.clone()
+    stacked.zero_grad()
+    stacked.weights[0].requires_grad_(False)
+    stacked(values).square().sum().backward()
+    torch.testing.assert_close(stacked.weights[1].grad, expected)
+    assert stacked.weights[0].grad is None
+
+
 def test_weights_start_like_those_of_linear_layers():
     stacked = build(inputs=64, hidden=(400,))
     for weight, bias in zip(stacked.weights, stacked.biases, strict=True):

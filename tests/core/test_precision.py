@@ -14,7 +14,7 @@ from rl_lab.components.normed import NormedMLP
 from rl_lab.composition import load_experiment
 from rl_lab.core.capture import compile_parts
 from rl_lab.core.phase import Hook, Phase
-from rl_lab.core.precision import compute_in_bfloat16
+from rl_lab.core.precision import as_computed, compute_in_bfloat16
 
 PHASE = Phase("p", hooks=(Hook("collect"),), duration_steps=1)
 
@@ -52,6 +52,17 @@ def test_products_are_bfloat16_and_answers_float32():
     answer.sum().backward()
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
     assert {parameter.grad.dtype for parameter in module.parameters()} == {torch.float32}
+
+
+def test_who_asks_in_bfloat16_is_answered_so():
+    torch.manual_seed(0)
+    module, plain, values = NormedMLP(5, 8, [8], simplex=4), NormedMLP(5, 8, [8]), torch.randn(6, 5)
+    compute_in_bfloat16([module], "cpu")
+    asked = as_computed(values, module)
+    answer = module(asked)
+    assert asked.dtype == answer.dtype == torch.bfloat16
+    torch.testing.assert_close(answer.float(), module(values), rtol=0.02, atol=1e-3)
+    assert as_computed(values, plain) is values
 
 
 def test_answers_of_any_shape_come_back_in_float32():

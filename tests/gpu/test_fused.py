@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rl_lab.components import fused
+from rl_lab.components import fused, layers
 from rl_lab.components.representation import cells, images, rssm, scan, variables
 
 
@@ -95,7 +95,20 @@ def test_pictures():
     with torch.autocast("cuda", torch.bfloat16):
         answer, expected = encoder(seen), plainly(images, encoder, seen)
     assert answer.dtype == expected.dtype == torch.bfloat16
-    assert (answer - expected).abs().mean() < 0.01 * expected.abs().mean()
+    assert (answer - expected).abs().mean() < 0.02 * expected.abs().mean()
+
+
+def test_dense_layers():
+    torch.manual_seed(5)
+    layer = shaken(layers.Dense(48, 32, num_ahead=8))
+    values, ahead = random(20, 40), random(20, 32)
+    agree(layer(values, ahead), plainly(layers, layer, values, ahead), [values, ahead, *layer.parameters()][:3], 1e-3)
+    whole = shaken(layers.Dense(40, 32))
+    agree(whole(values), plainly(layers, whole, values), [values, *whole.parameters()], 1e-3)
+    scanned = list(layers.keyed(whole).values())
+    tape = layers.Tape(layers.constants(scanned, torch.float32))  # as imagination uses it
+    given, expected = whole(values, None, tape), plainly(layers, whole, values, None, tape)
+    agree(given, expected, (values,), 1e-3)
 
 
 class Embedded(nn.Module):
@@ -106,7 +119,8 @@ def test_scan():
     torch.manual_seed(4)
     num_steps, num_rows, size = 9, 5, 128
     variable = variables.Categoricals(8, 6)
-    model = shaken(rssm.RSSM(Embedded(), cells.BlockGRU(size, 48, 3, 32, num_blocks=4), variable, units=32))
+    cell = cells.BlockGRU(size, 48, 3, 24, num_blocks=4)
+    model = shaken(rssm.RSSM(Embedded(), cell, variable, units=32))
     state = {"deter": random(num_rows, size).detach(), "stoch": variable.mode(random(num_rows, 48)).detach()}
     embeddings, actions = random(num_steps, num_rows, 10), random(num_steps, num_rows, 3).detach()
     is_first = torch.rand(num_steps, num_rows, device="cuda") < 0.3
@@ -119,6 +133,14 @@ def test_scan():
     with torch.autocast("cuda", torch.bfloat16):
         given, expected = model.observe_sequence(*arguments), plainly(scan, model.observe_sequence, *arguments)
     assert given.posterior.dtype == expected.posterior.dtype == torch.bfloat16
+    weights = torch.randn_like(given.states["deter"])
+    found = [
+        torch.autograd.grad((seen.states["deter"] * weights).sum(), [embeddings, *model.cell.parameters()])
+        for seen in (given, expected)
+    ]
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype == torch.float32
+        assert (ours - theirs).norm() < 0.1 * theirs.norm()
     first = (given.states["deter"][0] - expected.states["deter"][0]).abs()
     assert first.mean() < 0.01 * expected.states["deter"][0].abs().mean()
 
@@ -128,5 +150,6 @@ if __name__ == "__main__":
     test_samples()
     test_activations()
     test_pictures()
+    test_dense_layers()
     test_scan()
     print("fused: the kernels agree")

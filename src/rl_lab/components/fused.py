@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from rl_lab.core import cell_kernels
 from rl_lab.core.activation_kernels import Resize, activate, activate_backward
@@ -32,6 +33,7 @@ class Gated(torch.autograd.Function):
         return cell_kernels.gate(gates, states, width, update_bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradients of gates and states."""
         found = cell_kernels.gate_backward(*ctx.saved_tensors, gradients[0].contiguous(), ctx.width, ctx.update_bias)
@@ -50,6 +52,7 @@ class Sampled(torch.autograd.Function):
         return cell_kernels.sample(rows, draws.contiguous(), unimix).view(logits.shape)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradient of the logits."""
         (rows,) = ctx.saved_tensors
@@ -71,6 +74,7 @@ class Activated(torch.autograd.Function):
         return activate(values, bias, scale, eps, resize)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradients of values, bias and scale."""
         found = activate_backward(*ctx.saved_tensors, gradients[0].contiguous(), ctx.eps, ctx.resize)
@@ -86,6 +90,7 @@ class Attached(torch.autograd.Function):
         return output.view_as(output)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradient twice."""
         return gradients[0], gradients[0]

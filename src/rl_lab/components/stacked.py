@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from rl_lab.components.nets import ACTIVATIONS, Activation
 from rl_lab.core.ranges import Count, Range
@@ -100,10 +101,11 @@ class _Rectified(torch.autograd.Function):
         return torch.baddbmm(biases[-1], seen[-1], weights[-1])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         count, (gradient,) = len(ctx.saved_tensors) // 2, gradients
         seen, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        to_rows, to_parameters = ctx.needs_input_grad[:2]
+        to_rows, to_parameters = ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:])
         found: list[Tensor | None] = [] if to_parameters else [None] * (2 * count)
         for i in reversed(range(count)):
             if to_parameters:

@@ -42,7 +42,7 @@ def _activate(  # type: ignore[no-untyped-def]
         entries = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
         for k in tl.static_range(1, 4):
             other = tl.load(values + at + (k // 2 * 2 * width + k % 2) * channels, mask=inside, other=0.0)
-            entries = tl.maximum(entries, other.to(tl.float32))
+            entries = tl.maximum(entries, other.to(tl.float32), propagate_nan=tl.PropagateNan.ALL)
     else:
         source = pixels
         if RESIZE == 2:  # one of the four groups of channels of a pixel
@@ -94,7 +94,7 @@ def _activate_backward(  # type: ignore[no-untyped-def]
                 other = tl.load(values + at + (k // 2 * 2 * width + k % 2) * channels, mask=inside, other=0.0)
                 other = other.to(tl.float32)
                 largest = tl.where(other > entries, k, largest)
-                entries = tl.maximum(entries, other)
+                entries = tl.maximum(entries, other, propagate_nan=tl.PropagateNan.ALL)
         else:
             source = pixels
             if RESIZE == 2:
@@ -149,7 +149,7 @@ def activate(values: Tensor, bias: Tensor | None, scale: Tensor, eps: float, res
         scale,
         answers,
         num_pixels,
-        shape[-2],
+        1 if resize is None else shape[-2],
         shape[-1],
         eps,
         HAS_BIAS=bias is not None,
@@ -166,7 +166,7 @@ def activate_backward(
     """Return the gradients of values, bias and scale; the same in every call, for sums are formed in a fixed order."""
     answers, channels = torch.empty_like(values), gradients.shape[-1]
     block, rows, num_pixels = _divided(gradients)
-    num_blocks = triton.cdiv(triton.cdiv(num_pixels, rows), _MAX_PROGRAMS)
+    num_blocks = max(1, triton.cdiv(triton.cdiv(num_pixels, rows), _MAX_PROGRAMS))
     programs = triton.cdiv(num_pixels, rows * num_blocks)
     parts = torch.empty(2, programs, channels, device=values.device)
     _back[(programs,)](
@@ -179,7 +179,7 @@ def activate_backward(
         parts[1],
         num_pixels,
         num_blocks,
-        gradients.shape[-2],
+        1 if resize is None else gradients.shape[-2],
         channels,
         eps,
         HAS_BIAS=bias is not None,

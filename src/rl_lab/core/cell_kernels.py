@@ -1,8 +1,9 @@
 """GPU kernels of a recurrent step, in Triton, which comes with torch for GPUs.
 
 Each does for all rows what would be a dozen operations, each of which takes as long as the whole kernel: the rows of a
-scan are few, and what counts is the number of launches. `components/fused.py` uses them alone, with gradients;
-`components/representation/scan.py` uses them for all steps of a scan, where they also pass on what the next step needs.
+scan are few, and what counts is the number of launches. `components/fused.py` uses gates and samples alone, with their
+gradients; `components/representation/scan.py` uses all for the steps of a scan, where they also pass on what the next
+step needs.
 """
 
 from __future__ import annotations
@@ -244,33 +245,58 @@ _BLOCK, _ROWS = 1024, 16
 
 
 class Step(NamedTuple):
-    """What a gate also does at one step of a scan [B]: it forgets the state where an episode begins, and passes on."""
+    """What gates and samples know of a step of a scan [B], and of the one after it."""
 
-    keeps: Tensor  # [B]: 0 where an episode begins, else 1
+    keeps: Tensor  # [B]: 0 where an episode begins and the state before is forgotten, else 1
     next_keeps: Tensor  # [B]: the same, of the next step
     biases: Tensor  # [3 * D]: of the gates
-    copies: Tensor  # [B, D]: filled with the states, in the type of the layers
-    masked: Tensor  # [B, D]: filled with what the next step sees of them
 
 
-class StepGradients(NamedTuple):
-    """What adds to the gradient of the state after one step of a scan."""
+class Passed(NamedTuple):
+    """Filled by the gate of a step of a scan with the states [B, D], in the type of the layers."""
 
-    read: Tensor  # [B, D]: by what read the state
-    later: Tensor  # [B, D]: by the gate of the next step
-    later_read: Tensor  # [B, D]: by the layers of the next step
+    copies: Tensor  # as they are
+    masked: Tensor  # as the next step sees them
 
 
-def gate(
+class StateGradients(NamedTuple):
+    """What adds to the gradient of the state [B, D] after a step of a scan."""
+
+    read: Tensor  # by what read the state
+    later: Tensor  # by the gate of the next step
+    later_read: Tensor  # by the layers of the next step
+
+
+class CodeGradients(NamedTuple):
+    """What adds to the gradient of the logits of a step of a scan, and to that of the codes."""
+
+    logits: Tensor  # of losses
+    later: Tensor  # of the codes, by the layers of the next step
+
+
+def gate(gates: Tensor, states: Tensor, width: int, update_bias: float) -> Tensor:
+    """Return new states [..., D] from gates [..., 3 * D] that come in blocks of `width` entries."""
+    answers = torch.empty_like(states)
+    _gate_forth(gates, states, width, update_bias, answers, None, None)
+    return answers
+
+
+def gate_step(
+    gates: Tensor, states: Tensor, width: int, update_bias: float, answers: Tensor, step: Step, passed: Passed
+) -> None:
+    """Fill `answers` with the states after a step of a scan."""
+    _gate_forth(gates, states, width, update_bias, answers, step, passed)
+
+
+def _gate_forth(
     gates: Tensor,
     states: Tensor,
     width: int,
     update_bias: float,
-    answers: Tensor | None = None,
-    step: Step | None = None,
-) -> Tensor:
-    """Return new states [..., D] from gates [..., 3 * D] that come in blocks of `width` entries."""
-    answers = torch.empty_like(states) if answers is None else answers
+    answers: Tensor,
+    step: Step | None,
+    passed: Passed | None,
+) -> None:
     unused = states
     _KERNELS["_gate"][(triton.cdiv(states.numel(), _BLOCK),)](
         gates,
@@ -278,8 +304,8 @@ def gate(
         states,
         unused if step is None else step.keeps,
         answers,
-        unused if step is None else step.copies,
-        unused if step is None else step.masked,
+        unused if passed is None else passed.copies,
+        unused if passed is None else passed.masked,
         unused if step is None else step.next_keeps,
         states.numel(),
         update_bias,
@@ -288,22 +314,42 @@ def gate(
         SCANNED=step is not None,
         BLOCK=_BLOCK,
     )
-    return answers
 
 
 def gate_backward(
+    gates: Tensor, states: Tensor, gradients: Tensor, width: int, update_bias: float
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of gates and states."""
+    answers = torch.empty_like(gates), torch.empty_like(states)
+    _gate_back(gates, states, gradients, width, update_bias, answers, None, None)
+    return answers
+
+
+def gate_step_backward(
     gates: Tensor,
     states: Tensor,
     gradients: Tensor,
     width: int,
     update_bias: float,
-    answers: tuple[Tensor, Tensor] | None = None,
-    step: Step | None = None,
-    more: StepGradients | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of gates and states; within a scan without regard to what the state before forgot."""
-    of_gates, of_states = (torch.empty_like(gates), torch.empty_like(states)) if answers is None else answers
-    unused = states
+    answers: tuple[Tensor, Tensor],
+    step: Step,
+    more: StateGradients,
+) -> None:
+    """Fill `answers` with the gradients of gates and states; those of states as if nothing had been forgotten."""
+    _gate_back(gates, states, gradients, width, update_bias, answers, step, more)
+
+
+def _gate_back(
+    gates: Tensor,
+    states: Tensor,
+    gradients: Tensor,
+    width: int,
+    update_bias: float,
+    answers: tuple[Tensor, Tensor],
+    step: Step | None,
+    more: StateGradients | None,
+) -> None:
+    unused, (of_gates, of_states) = states, answers
     _KERNELS["_gate_backward"][(triton.cdiv(states.numel(), _BLOCK),)](
         gates,
         unused if step is None else step.biases,
@@ -323,94 +369,91 @@ def gate_backward(
         SCANNED=step is not None,
         BLOCK=_BLOCK,
     )
-    return of_gates, of_states
 
 
-def sample(
-    logits: Tensor,
-    draws: Tensor,
-    unimix: float,
-    answers: Tensor | None = None,
-    masked: Tensor | None = None,
-    next_keeps: Tensor | None = None,
-) -> Tensor:
-    """Return one-hot codes [R, classes] of logits [R, classes] and one number in [0, 1) for each row.
+def sample(logits: Tensor, draws: Tensor, unimix: float) -> Tensor:
+    """Return one-hot codes [R, classes] of logits [R, classes] and one number in [0, 1) for each row."""
+    answers = torch.empty(logits.shape, device=logits.device)
+    _sample_forth(logits, draws, unimix, answers, None, None)
+    return answers
 
-    Within a scan `masked` is filled with what the next step sees of them: nothing where an episode begins.
-    """
-    answers = torch.empty(logits.shape, device=logits.device) if answers is None else answers
+
+def sample_step(logits: Tensor, draws: Tensor, unimix: float, answers: Tensor, masked: Tensor, step: Step) -> None:
+    """Fill `answers` with the codes of a step of a scan, and `masked` with what the next step sees of them."""
+    _sample_forth(logits, draws, unimix, answers, masked, step)
+
+
+def _sample_forth(
+    logits: Tensor, draws: Tensor, unimix: float, answers: Tensor, masked: Tensor | None, step: Step | None
+) -> None:
     num_rows, num_classes = logits.shape
-    scanned = masked is not None and next_keeps is not None
     _KERNELS["_sample"][(triton.cdiv(num_rows, _ROWS),)](
         logits,
         draws,
         answers,
-        masked if scanned else answers,
-        next_keeps if scanned else answers,
+        answers if masked is None else masked,
+        answers if step is None else step.next_keeps,
         num_rows,
         unimix,
         CLASSES=num_classes,
-        VARIABLES=num_rows // len(next_keeps) if next_keeps is not None else 1,
-        SCANNED=scanned,
+        VARIABLES=1 if step is None else num_rows // len(step.keeps),
+        SCANNED=step is not None,
         BLOCK=triton.next_power_of_2(num_classes),
         ROWS=_ROWS,
     )
+
+
+def sample_backward(logits: Tensor, gradients: Tensor, unimix: float) -> Tensor:
+    """Return the gradient of the logits, as if the codes were the probabilities."""
+    answers = torch.empty_like(logits)
+    _sample_back(logits, gradients, unimix, answers, None, None)
     return answers
 
 
-def sample_backward(
-    logits: Tensor,
-    gradients: Tensor,
-    unimix: float,
-    answers: Tensor | None = None,
-    logit_gradients: Tensor | None = None,
-    later: Tensor | None = None,
-    next_keeps: Tensor | None = None,
-) -> Tensor:
-    """Return the gradient of the logits, as if the codes were the probabilities.
+def sample_step_backward(
+    logits: Tensor, gradients: Tensor, unimix: float, answers: Tensor, step: Step, more: CodeGradients
+) -> None:
+    """Fill `answers` with the gradient of the logits of a step of a scan."""
+    _sample_back(logits, gradients, unimix, answers, step, more)
 
-    Within a scan the codes are also read by the next step, and the logits by a loss: their gradients are added.
-    """
-    answers = torch.empty_like(logits) if answers is None else answers
+
+def _sample_back(
+    logits: Tensor, gradients: Tensor, unimix: float, answers: Tensor, step: Step | None, more: CodeGradients | None
+) -> None:
     num_rows, num_classes = logits.shape
     _KERNELS["_sample_backward"][(triton.cdiv(num_rows, _ROWS),)](
         logits,
         gradients,
-        logits if logit_gradients is None else logit_gradients,
-        logits if later is None else later,
-        logits if next_keeps is None else next_keeps,
+        logits if more is None else more.logits,
+        logits if more is None else more.later,
+        logits if step is None else step.next_keeps,
         answers,
         num_rows,
         unimix,
         CLASSES=num_classes,
-        VARIABLES=num_rows // len(next_keeps) if next_keeps is not None else 1,
-        SCANNED=next_keeps is not None,
+        VARIABLES=1 if step is None else num_rows // len(step.keeps),
+        SCANNED=step is not None,
         BLOCK=triton.next_power_of_2(num_classes),
         ROWS=_ROWS,
     )
-    return answers
 
 
 class Normed(NamedTuple):
-    """What comes of rows [R, size] by a norm and SiLU."""
+    """Filled with what comes of rows [R, size] by a norm and SiLU."""
 
     answers: Tensor  # [R, size]
     normalized: Tensor  # [R, size]: before scale and SiLU
     roots: Tensor  # [R]: what the rows were scaled by
 
 
-def norm_silu(values: Tensor, ahead: Tensor | None, scale: Tensor, eps: float, normed: Normed | None = None) -> Normed:
-    """Return SiLU of root-mean-square normalised rows [R, size].
+def norm_silu(values: Tensor, ahead: Tensor | None, scale: Tensor, eps: float, normed: Normed) -> None:
+    """Fill `normed` with SiLU of root-mean-square normalised rows [R, size], and what the way back needs.
 
     Where `scale` is [groups, size], each group has its own and rows take turns. `ahead` is added to the rows: one for
     each [R, size], or one for each group.
     """
     num_rows, size = values.shape
-    groups = scale.numel() // size
     is_shared = ahead is not None and ahead.numel() < values.numel()
-    if normed is None:
-        roots = torch.empty(num_rows, device=values.device)
-        normed = Normed(torch.empty_like(values), torch.empty_like(values), roots)
     _KERNELS["_norm_silu"][(num_rows,)](
         values,
         values if ahead is None else ahead,
@@ -420,30 +463,26 @@ def norm_silu(values: Tensor, ahead: Tensor | None, scale: Tensor, eps: float, n
         normed.answers,
         0 if is_shared else size,
         size if is_shared else 0,
-        groups,
+        scale.numel() // size,
         eps,
         SIZE=size,
         BLOCK=triton.next_power_of_2(size),
         HAS_AHEAD=ahead is not None,
     )
-    return normed
 
 
 def norm_silu_backward(
-    gradients: Tensor, scale: Tensor, normalized: Tensor, roots: Tensor, answers: tuple[Tensor, Tensor] | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of what went into SiLU and of what was normalised."""
+    gradients: Tensor, scale: Tensor, normalized: Tensor, roots: Tensor, answers: tuple[Tensor, Tensor]
+) -> None:
+    """Fill `answers` with the gradients of what went into SiLU and of what was normalised."""
     num_rows, size = normalized.shape
-    scaled, found = (torch.empty_like(normalized), torch.empty_like(normalized)) if answers is None else answers
     _KERNELS["_norm_silu_backward"][(num_rows,)](
         gradients,
         scale,
         normalized,
         roots,
-        scaled,
-        found,
+        *answers,
         scale.numel() // size,
         SIZE=size,
         BLOCK=triton.next_power_of_2(size),
     )
-    return scaled, found

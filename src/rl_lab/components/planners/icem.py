@@ -68,9 +68,9 @@ class ICEM:
         """Decide one action for each of the latents [E, Z]; exploring adds noise of the last deviation."""
         before = previous_mean.unflatten(1, (1 + self.num_kept, self.horizon))  # [E, 1 + kept, H, A]
         mean, kept = moved_on(before[:, 0]), moved_on(before[:, 1:].transpose(1, 2))  # [E, H, A], [E, H, kept, A]
-        std = torch.full_like(mean, self.initial_std)
+        std, waves = torch.full_like(mean, self.initial_std), self.waves(mean)
         for i, count in enumerate(self.sample_counts):
-            draws = self.coloured((len(latents), count, self.action), latents, generator)  # [E, H, N, A]
+            draws = self.coloured((len(latents), count, self.action), waves, generator)  # [E, H, N, A]
             drawn = (mean.unsqueeze(2) + std.unsqueeze(2) * draws).clamp(-1.0, 1.0)
             last = i == self.num_iterations - 1
             actions = torch.cat([kept, drawn, *([mean.unsqueeze(2)] if last else [])], 2)
@@ -82,20 +82,23 @@ class ICEM:
             std = torch.lerp(elite_actions.std(2, correction=0), std, self.momentum).clamp(min=self.min_std)
         chosen = elite_actions[:, 0, 0]
         if explore:
-            chosen = (chosen + std[:, 0] * noise.normal(tuple(chosen.shape), latents, generator)).clamp(-1.0, 1.0)
+            chosen = (chosen + std[:, 0] * noise.normal(tuple(chosen.shape), chosen, generator)).clamp(-1.0, 1.0)
         following = torch.cat([mean.unsqueeze(1), kept.transpose(1, 2)], 1).flatten(1, 2)
         following[:, 0] = elite_actions[:, 0, 0]  # what is done, so that it can be learned from
         return Plan(chosen, following, std, elite_returns)
 
-    def coloured(self, shape: tuple[int, int, int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Draw [E, H, N, A] of deviation one whose power falls with the frequency to `noise_exponent` (Timmer 1995)."""
+    @staticmethod
+    def coloured(shape: tuple[int, int, int], waves: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Draw [E, H, N, A] of deviation one whose power falls as that of the waves does (Timmer 1995)."""
         num_envs, count, action = shape
-        waves = self._waves(like)
-        draws = noise.normal((2, num_envs, count, action, waves.shape[1]), like, generator)
+        draws = noise.normal((2, num_envs, count, action, waves.shape[1]), waves, generator)
         return (draws[0] @ waves[0] - draws[1] @ waves[1]).permute(0, 3, 1, 2)
 
-    def _waves(self, like: Tensor) -> Tensor:
-        """Return the cosines and sines [2, frequencies, H] that noise is made of; they are few, so no transform."""
+    def waves(self, like: Tensor) -> Tensor:
+        """Return the cosines and sines [2, frequencies, H] that noise is made of; they are few, so no transform.
+
+        Their power falls with the frequency to `noise_exponent`.
+        """
         times = torch.arange(self.horizon, device=like.device, dtype=like.dtype)
         frequencies = times[: self.horizon // 2 + 1] / self.horizon
         angles = 2.0 * torch.pi * frequencies.unsqueeze(1) * times

@@ -56,6 +56,8 @@ class GRU(nn.Module):
 class BlockGRU(nn.Module):
     """A gated recurrent unit with weights in blocks (Hafner et al. 2024): cheap, so that its state can be large."""
 
+    update_bias = -1.0
+
     def __init__(
         self,
         deter: Count,
@@ -87,7 +89,7 @@ class BlockGRU(nn.Module):
         seen = deter if tape is None else deter.to(tape.dtype)  # once for both layers that read it
         shared = torch.cat([self.from_deter(seen, None, tape), self.from_stoch(stoch, None, tape)], -1)
         hidden = self.hidden_norm.activated(self.hidden(seen, shared, ahead, tape), self._activation, tape=tape)
-        return gated(deter, self.gates(hidden, tape), self.num_blocks, -1.0)
+        return gated(deter, self.gates(hidden, tape), self.num_blocks, self.update_bias)
 
 
 def gated(deter: Tensor, gates: Tensor, num_blocks: int, update_bias: float) -> Tensor:

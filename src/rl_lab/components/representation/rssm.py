@@ -122,7 +122,7 @@ class RSSM(nn.Module):
         ahead, embedded = ahead.to(dtype), embedded.to(dtype)
         deter, stoch = state["deter"], state["stoch"]
         parts = Parts(self.cell, self.posterior, self.posterior_output, self.variable)
-        if parts.can_scan(embedded):
+        if parts.can_scan(deter, stoch):
             with torch.autocast(device, enabled=False):
                 given = Given(deter, stoch, ahead, embedded, keep.squeeze(-1), draws)
                 deters, stochs, posterior = scan(parts, given)

@@ -1,4 +1,4 @@
-"""The scan of a block recurrent unit with categorical variables on a GPU: thirteen kernels a step, forth and back.
+"""The scan of a block recurrent unit with categorical variables on a GPU: twelve kernels a step, forth and back.
 
 `RSSM.step`, one after the other, says what it computes. Here every step writes into its place in tensors for all steps,
 so that nothing is copied, cast or added between the products; weight gradients are formed once, after the last step.
@@ -11,21 +11,24 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from rl_lab.components.fused import fuses
 from rl_lab.components.layers import EPSILON, Dense, Linear, ScanLayer, constants
 from rl_lab.components.representation.cells import BlockGRU
 from rl_lab.components.representation.variables import Categoricals
 from rl_lab.core.cell_kernels import (
+    CodeGradients,
     Normed,
+    Passed,
+    StateGradients,
     Step,
-    StepGradients,
-    gate,
-    gate_backward,
+    gate_step,
+    gate_step_backward,
     norm_silu,
     norm_silu_backward,
-    sample,
-    sample_backward,
+    sample_step,
+    sample_step_backward,
 )
 
 
@@ -44,10 +47,11 @@ class Parts(NamedTuple):
         dense = [layer for part in (cell.from_deter, cell.from_stoch) for layer in (part.linear, part.norm)]
         return [*dense, cell.hidden, cell.hidden_norm, cell.gates, posterior.linear, posterior.norm, self.output]
 
-    def can_scan(self, values: Tensor) -> bool:
-        """Return whether `scan` knows these parts, and can run where the values lie."""
+    def can_scan(self, deter: Tensor, stoch: Tensor) -> bool:
+        """Return whether `scan` knows these parts and can start from this state: from a constant on a GPU."""
         known = isinstance(self.cell, BlockGRU) and isinstance(self.variable, Categoricals)
-        return known and fuses(values) and self.cell.is_plain and self.posterior.is_plain
+        constant = not (deter.requires_grad or stoch.requires_grad)
+        return known and constant and fuses(deter) and self.cell.is_plain and self.posterior.is_plain
 
 
 class Given(NamedTuple):
@@ -85,7 +89,7 @@ class _Kept(NamedTuple):
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parts: Parts, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        given = Given(*tensors[:6])
+        given = Given(*(tensor.contiguous() for tensor in tensors[:6]))
         ctx.parts, ctx.dtypes = parts, [weight.dtype for weight in tensors[6:]]
         ctx.weights = constants(parts.layers, given.ahead.dtype)
         answers, ctx.kept = _forth(parts, given, ctx.weights)
@@ -93,6 +97,7 @@ class _Scan(torch.autograd.Function):
         return answers
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         found = _back(ctx.parts, ctx.kept, ctx.weights, ctx.saved_tensors, tuple(g.contiguous() for g in gradients))
         of_ahead, of_embedded, *of_weights = found
@@ -102,7 +107,8 @@ class _Scan(torch.autograd.Function):
 
 def _forth(parts: Parts, given: Given, weights: Any) -> tuple[tuple[Tensor, Tensor, Tensor], _Kept]:
     cell, variable, like = parts.cell, parts.variable, given.ahead
-    (num_steps, num_rows, size), units = given.ahead.shape, given.embedded.shape[-1]
+    num_steps, num_rows, size = given.ahead.shape
+    units, cell_units = parts.posterior.linear.outputs, cell.from_deter.linear.outputs
     width, eps = size // cell.num_blocks, EPSILON["rms"]
     from_deter, bias_deter, scale_deter = *weights[cell.from_deter.linear.key], *weights[cell.from_deter.norm.key]
     from_stoch, bias_stoch, scale_stoch = *weights[cell.from_stoch.linear.key], *weights[cell.from_stoch.norm.key]
@@ -125,7 +131,7 @@ def _forth(parts: Parts, given: Given, weights: Any) -> tuple[tuple[Tensor, Tens
         seen=room(num_steps + 1, num_rows, size),
         codes=room(num_steps + 1, num_rows, variable.size),
         read=room(num_steps, num_rows, size),
-        shared=normed(num_steps, num_rows, 2, units),
+        shared=normed(num_steps, num_rows, 2, cell_units),
         hidden=normed(num_steps, num_rows, size),
         gates=room(num_steps, num_rows, 3 * size),
         posterior=normed(num_steps, num_rows, units),
@@ -133,27 +139,29 @@ def _forth(parts: Parts, given: Given, weights: Any) -> tuple[tuple[Tensor, Tens
     kept.seen[0] = given.deter * keeps[0].unsqueeze(-1)
     kept.codes[0] = given.stoch * keeps[0].unsqueeze(-1)
     hidden, embedded = given.ahead + hidden_bias, given.embedded + posterior_bias
-    pair, read = room(num_rows, 2, units), room(num_rows, units)
+    pair, read = room(num_rows, 2, cell_units), room(num_rows, units)
     deters = room(num_steps, num_rows, size, dtype=torch.float32)
     stochs = room(num_steps, num_rows, variable.size, dtype=torch.float32)
     logits = room(num_steps, num_rows, variable.size)
-    state = given.deter.contiguous()
+    state = given.deter
     for t in range(num_steps):
         torch.mm(kept.seen[t], from_deter.T, out=pair[:, 0])
         torch.mm(kept.codes[t], from_stoch.T, out=pair[:, 1])
-        norm_silu(pair.view(-1, units), biases, scales, eps, Normed(*(leaf[t] for leaf in kept.shared)))
+        norm_silu(pair.view(-1, cell_units), biases, scales, eps, Normed(*(leaf[t] for leaf in kept.shared)))
         hidden[t].addmm_(kept.shared.answers[t].flatten(1), shared_weight)
         _blocks(hidden[t], cell).baddbmm_(_blocks(kept.seen[t], cell), own)
         norm_silu(hidden[t], None, *weights[cell.hidden_norm.key], eps, Normed(*(leaf[t] for leaf in kept.hidden)))
         torch.bmm(_blocks(kept.hidden.answers[t], cell), gate_weight, out=_blocks(kept.gates[t], cell))
-        step = Step(keeps[t], keeps[t + 1], gate_bias, kept.read[t], kept.seen[t + 1])
-        state = gate(kept.gates[t], state, width, -1.0, deters[t], step)
+        step = Step(keeps[t], keeps[t + 1], gate_bias)
+        passed = Passed(kept.read[t], kept.seen[t + 1])
+        gate_step(kept.gates[t], state, width, cell.update_bias, deters[t], step, passed)
+        state = deters[t]
         torch.mm(kept.read[t], posterior_weight.T, out=read)
         normed_now = Normed(*(leaf[t] for leaf in kept.posterior))
         norm_silu(read, embedded[t], *weights[parts.posterior.norm.key], eps, normed_now)
         torch.addmm(output_bias, normed_now.answers, output.T, out=logits[t])
         rows = logits[t].view(-1, variable.num_classes)
-        sample(rows, given.draws[t], variable.unimix, stochs[t], kept.codes[t + 1], keeps[t + 1])
+        sample_step(rows, given.draws[t], variable.unimix, stochs[t], kept.codes[t + 1], step)
     return (deters, stochs, logits), kept
 
 
@@ -165,7 +173,7 @@ def _back(
     gradients: tuple[Tensor, ...],
 ) -> list[Tensor]:
     cell, variable, given, keeps = parts.cell, parts.variable, kept.given, kept.keeps
-    (num_steps, num_rows, size), units = given.ahead.shape, given.embedded.shape[-1]
+    num_steps, num_rows, size = given.ahead.shape
     deters, _, logits = answers
     of_deters, of_stochs, of_parameters = gradients
     from_deter, from_stoch = weights[cell.from_deter.linear.key][0], weights[cell.from_stoch.linear.key][0]
@@ -191,23 +199,21 @@ def _back(
     read, active = torch.empty_like(kept.read[0]), torch.empty_like(kept.posterior.answers[0])
     hidden, shared = torch.empty_like(kept.hidden.answers[0]), torch.empty_like(kept.shared.answers[0])
     for t in reversed(range(num_steps)):
-        rows = logits[t].view(-1, variable.num_classes)
-        reading = of_parameters[t], of_codes[t + 1], keeps[t + 1]
-        sample_backward(rows, of_stochs[t], variable.unimix, of_logits[t], *reading)
+        step = Step(keeps[t], keeps[t + 1], gate_bias)
+        rows, more = logits[t].view(-1, variable.num_classes), CodeGradients(of_parameters[t], of_codes[t + 1])
+        sample_step_backward(rows, of_stochs[t], variable.unimix, of_logits[t], step, more)
         torch.mm(of_logits[t], output, out=active)
         normalized, roots = kept.posterior.normalized[t], kept.posterior.roots[t]
         norm_silu_backward(active, posterior_scale, normalized, roots, at(of_posterior, t))
         torch.mm(of_posterior[1][t], posterior_weight, out=read)
-        step = Step(keeps[t], keeps[t + 1], gate_bias, kept.read[t], kept.seen[t + 1])
-        more = StepGradients(read, of_state[t + 1], of_seen[t + 1])
-        state = deters[t - 1] if t else given.deter.contiguous()
-        found = of_gates[t], of_state[t]
-        gate_backward(kept.gates[t], state, of_deters[t], size // cell.num_blocks, -1.0, found, step, more)
+        state, width = deters[t - 1] if t else given.deter, size // cell.num_blocks
+        others, found = StateGradients(read, of_state[t + 1], of_seen[t + 1]), (of_gates[t], of_state[t])
+        gate_step_backward(kept.gates[t], state, of_deters[t], width, cell.update_bias, found, step, others)
         torch.bmm(_blocks(of_gates[t], cell), gate_weight.transpose(1, 2), out=_blocks(hidden, cell))
         normalized, roots = kept.hidden.normalized[t], kept.hidden.roots[t]
         norm_silu_backward(hidden, hidden_scale, normalized, roots, at(of_hidden, t))
         torch.mm(of_hidden[1][t], shared_weight.T, out=shared.view(num_rows, -1))
-        normalized, roots = kept.shared.normalized[t].view(-1, units), kept.shared.roots[t]
+        normalized, roots = kept.shared.normalized[t].flatten(0, 1), kept.shared.roots[t]
         norm_silu_backward(shared, scales, normalized, roots, at(of_shared, t))
         torch.bmm(_blocks(of_hidden[1][t], cell), own.transpose(1, 2), out=_blocks(of_seen[t], cell))
         of_seen[t].addmm_(of_shared[1][t, :, 0], from_deter)
