@@ -112,6 +112,26 @@ def test_td_lambda_against_a_loop(trace):
             assert targets[start, row].item() == pytest.approx(total, abs=1e-5)
 
 
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("flag", ["terminated", "truncated"])
+def test_what_follows_an_end_in_a_padded_window_counts_for_nothing(flag, padded):
+    batch = at(windows(), flag, 0, 1)
+    changed = batch.with_columns(
+        **{name: getattr(batch, name).clone() for name in ("observations", "actions", "rewards", "next_observations")}
+    )
+    for column in (changed.observations, changed.actions, changed.rewards):
+        column[1:, 1] += 1.0
+    changed.next_observations[1:, 1] -= 1.0
+    learned = []
+    for given in (batch, changed):
+        workflow = build(SeedTree(0), horizon=3, padded=padded)
+        metrics = workflow.update_agent(given, phase=PHASE)
+        losses = [value for name, value in metrics.items() if name.endswith("_loss")]
+        learned.append([*losses, *(parameter.detach() for parameter in workflow.dynamics.parameters())])
+    same = all(torch.equal(ours, theirs) for ours, theirs in zip(*learned, strict=True))
+    assert same == padded
+
+
 def test_errors_of_predicted_ends_are_shares_of_all_steps():
     logits = torch.tensor([[3.0, -1.0, 2.0, -4.0], [-2.0, -2.0, 1.0, -1.0]], requires_grad=True)
     ended = torch.tensor([[True, True, False, False], [False, False, False, True]])

@@ -138,21 +138,33 @@ def td_targets(batch: Batch, next_values: Tensor, gamma: float, trace: float) ->
     return td_lambda(batch.rewards, next_values, discounts, trace * (~batch.dones).to(next_values.dtype))
 
 
-def weigh(errors: Tensor, weights: Tensor) -> Tensor:
-    """Return the mean of errors [H, B, ...] whose steps have weights of their own."""
+def counted_steps(dones: Tensor) -> Tensor:
+    """Return 1 for the steps [H, B] of padded windows that happened, 0 for what follows an end."""
+    before = torch.cat([torch.zeros_like(dones[:1]), dones[:-1]])
+    return (before.to(torch.float32).cumsum(0) == 0).to(torch.float32)
+
+
+def weigh(errors: Tensor, weights: Tensor, counted: Tensor | None = None) -> Tensor:
+    """Return the mean of errors [H, B, ...] whose steps have weights of their own; all or some of them count."""
+    if counted is not None:
+        errors = errors * counted.view(*counted.shape, *[1] * (errors.dim() - 2))
     return (errors.flatten(1).mean(1) * weights[: len(errors)]).sum() / len(errors)
 
 
-def termination_loss(logits: Tensor, terminated: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def termination_loss(
+    logits: Tensor, terminated: Tensor, counted: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the cross-entropy of predicted ends, and how often they are wrong at a probability of one half.
 
     The errors are shares of all steps: of ends that were not foreseen, and of other steps taken for an end.
     """
     ended = terminated.to(logits.dtype)
     foreseen = (logits.detach() > 0).to(logits.dtype)
+    counted = torch.ones_like(ended) if counted is None else counted
+    share = counted / counted.sum()
     errors = {
-        "termination_rate": ended.mean(),
-        "termination_missed": (ended * (1.0 - foreseen)).mean(),
-        "termination_false": ((1.0 - ended) * foreseen).mean(),
+        "termination_rate": (share * ended).sum(),
+        "termination_missed": (share * ended * (1.0 - foreseen)).sum(),
+        "termination_false": (share * (1.0 - ended) * foreseen).sum(),
     }
-    return F.binary_cross_entropy_with_logits(logits, ended), errors
+    return F.binary_cross_entropy_with_logits(logits, ended, share, reduction="sum"), errors

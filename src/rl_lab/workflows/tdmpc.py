@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.controllers.squashed import Expectation
 from rl_lab.components.inspection import inspect_latent_model
-from rl_lab.components.latent_model import LatentModel, td_targets, termination_loss, weigh
+from rl_lab.components.latent_model import LatentModel, counted_steps, td_targets, termination_loss, weigh
 from rl_lab.components.planners.mppi import MPPI, Plan
 from rl_lab.core.batch import Batch, Tree, tree_map
 from rl_lab.core.optim import Optimizer
@@ -48,6 +48,7 @@ class TDMPCWorkflow(Workflow):
     value_weight: NonNegative = 0.1
     termination_weight: NonNegative = 1.0
     plan: bool = True  # act by planning; otherwise by the policy alone
+    padded: bool = False  # windows may end with their episode; what follows an end then counts for nothing
 
     checkpointed = ("target_critics",)
     pure = ("_model_losses", "_target_values", "_policy_values")  # methods without chance, which may be compiled
@@ -102,13 +103,14 @@ class TDMPCWorkflow(Workflow):
 
     def update_agent(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Take one step on the model, one on the policy, and move the target critics."""
-        latents, metrics = self._update_model(batch)
-        metrics |= self._update_policy(latents)
+        counted = counted_steps(batch.dones) if self.padded else None  # [H, B]
+        latents, metrics = self._update_model(batch, counted)
+        metrics |= self._update_policy(latents, counted)
         with torch.no_grad():
             torch._foreach_lerp_(self._target, self._online, self.target_rate)
         return metrics
 
-    def _update_model(self, batch: Batch) -> tuple[Tensor, Metrics]:
+    def _update_model(self, batch: Batch, counted: Tensor | None) -> tuple[Tensor, Metrics]:
         first = tree_map(lambda leaf: leaf[0], batch.observations)
         with torch.no_grad():
             next_latents = self._encode(batch.next_observations, self.generator)  # [H, B, Z]: of the true successors
@@ -117,12 +119,18 @@ class TDMPCWorkflow(Workflow):
         start = self._encode(first, self.generator)
         dropout = self.critics.dropout_noise(next_latents, self.generator)
         happened = batch.actions, batch.rewards, batch.terminated
-        latents, losses, errors = self._model_losses(start, next_latents, targets, happened, dropout)
+        latents, losses, errors = self._model_losses(start, next_latents, targets, happened, dropout, counted)
         weights = {name: getattr(self, f"{name}_weight") for name in losses}
         return latents.detach(), {**self.model_optimizer.step(losses, weights), **errors}
 
     def _model_losses(
-        self, start: Tensor, next_latents: Tensor, targets: Tensor, happened: tuple[Tensor, ...], dropout: Tensor | None
+        self,
+        start: Tensor,
+        next_latents: Tensor,
+        targets: Tensor,
+        happened: tuple[Tensor, ...],
+        dropout: Tensor | None,
+        counted: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor], Metrics]:
         """Unroll the model along the actions and compare it with what happened."""
         actions, rewards, terminated = happened
@@ -134,14 +142,14 @@ class TDMPCWorkflow(Workflow):
         logits = self.critics(*inputs, dropout=dropout)
         value_errors = self.twohot.loss(logits, targets.expand(len(logits), -1, -1)).mean(0)
         losses = {
-            "consistency": weigh((latents[1:] - next_latents).square(), self._rhos),
-            "reward": weigh(self.twohot.loss(self.reward(*inputs), rewards), self._rhos),
-            "value": weigh(value_errors, self._rhos),
+            "consistency": weigh((latents[1:] - next_latents).square(), self._rhos, counted),
+            "reward": weigh(self.twohot.loss(self.reward(*inputs), rewards), self._rhos, counted),
+            "value": weigh(value_errors, self._rhos, counted),
         }
         errors: Metrics = {}
         if self.termination is not None:
             ends = self.termination(latents[1:]).squeeze(-1)
-            losses["termination"], errors = termination_loss(ends, terminated)
+            losses["termination"], errors = termination_loss(ends, terminated, counted)
         return latents, losses, errors
 
     def _target_values(self, latents: Tensor, draws: Tensor, pair: Tensor) -> Tensor:
@@ -158,13 +166,14 @@ class TDMPCWorkflow(Workflow):
 
         return self.policy.expect(latents, draws, value)
 
-    def _update_policy(self, latents: Tensor) -> Metrics:
+    def _update_policy(self, latents: Tensor, counted: Tensor | None) -> Metrics:
         draws, pair = self.model.draws(latents, self.generator), self.model.pair(latents, self.generator)
         dropout = self.critics.dropout_noise(latents, self.generator, len(pair))
         expected = self._policy_values(latents, draws, pair, dropout)  # [H + 1, B]
         self.scale.update(expected.values[0])
         objective = self.entropy_weight * expected.bonus + expected.values / self.scale.value
-        metrics = self.policy_optimizer.step({"policy": -weigh(objective, self._rhos)})
+        reached = None if counted is None else torch.cat([torch.ones_like(counted[:1]), counted])  # [H + 1, B]
+        metrics = self.policy_optimizer.step({"policy": -weigh(objective, self._rhos, reached)})
         return {
             "policy_loss": metrics["policy_loss"],
             "policy_grad_norm": metrics["grad_norm"],
