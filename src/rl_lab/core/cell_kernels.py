@@ -20,6 +20,43 @@ except ImportError:  # torch for CPUs comes without it
     triton = tl = None
 
 
+def jit(function: Any) -> Any:
+    """Return a kernel, or a function for kernels, that Triton compiles; without Triton nobody calls it."""
+    # One kernel serves one group or many: compiling takes longer than what it could save.
+    return function if triton is None else triton.jit(function, do_not_specialize=["groups"])
+
+
+def _gate_places(num_entries, SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """Return the entries of states that a program does, their rows, and where the first of their gates is in a row."""
+    entries = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    column = entries % SIZE
+    return entries, entries < num_entries, entries // SIZE, column // WIDTH * (3 * WIDTH) + column % WIDTH
+
+
+def _gate_values(gates, biases, at, first, inside, update_bias, WIDTH: tl.constexpr, SCANNED: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """Return reset, candidate before reset, and update; they come block by block, in this order."""
+    reset = tl.load(gates + at, mask=inside, other=0.0).to(tl.float32)
+    raw = tl.load(gates + at + WIDTH, mask=inside, other=0.0).to(tl.float32)
+    update = tl.load(gates + at + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32) + update_bias
+    if SCANNED:
+        reset += tl.load(biases + first, mask=inside, other=0.0).to(tl.float32)
+        raw += tl.load(biases + first + WIDTH, mask=inside, other=0.0).to(tl.float32)
+        update += tl.load(biases + first + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32)
+    return tl.sigmoid(reset), raw, tl.sigmoid(update)
+
+
+def _shares(logits, at, inside, rows_inside):  # type: ignore[no-untyped-def]
+    """Return the softmax of each row of logits."""
+    values = tl.load(logits + at, mask=inside, other=-float("inf")).to(tl.float32)
+    values = tl.where(rows_inside[:, None], values, 0.0)
+    shares = tl.exp(values - tl.max(values, 1)[:, None])
+    return shares / tl.sum(shares, 1)[:, None]
+
+
+# Kernels find what they call among the names of their module.
+_gate_places, _gate_values, _shares = jit(_gate_places), jit(_gate_values), jit(_shares)
+
+
 def _gate(  # type: ignore[no-untyped-def]
     gates,
     biases,
@@ -36,22 +73,13 @@ def _gate(  # type: ignore[no-untyped-def]
     SCANNED: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    entries = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = entries < num_entries
-    row, column = entries // SIZE, entries % SIZE
-    first = column // WIDTH * (3 * WIDTH) + column % WIDTH  # reset, candidate, update: block by block
+    entries, inside, row, first = _gate_places(num_entries, SIZE, WIDTH, BLOCK)
     at = row * (3 * SIZE) + first
+    reset, raw, update = _gate_values(gates, biases, at, first, inside, update_bias, WIDTH, SCANNED)
     state = tl.load(states + entries, mask=inside, other=0.0).to(tl.float32)
-    reset = tl.load(gates + at, mask=inside, other=0.0).to(tl.float32)
-    raw = tl.load(gates + at + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    update = tl.load(gates + at + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32) + update_bias
     if SCANNED:
         state *= tl.load(keeps + row, mask=inside, other=0.0)
-        reset += tl.load(biases + first, mask=inside, other=0.0).to(tl.float32)
-        raw += tl.load(biases + first + WIDTH, mask=inside, other=0.0).to(tl.float32)
-        update += tl.load(biases + first + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32)
-    update = tl.sigmoid(update)
-    candidate = 2.0 * tl.sigmoid(2.0 * tl.sigmoid(reset) * raw) - 1.0  # the hyperbolic tangent
+    candidate = 2.0 * tl.sigmoid(2.0 * reset * raw) - 1.0  # the hyperbolic tangent
     answer = update * candidate + (1.0 - update) * state
     tl.store(answers + entries, answer, mask=inside)
     if SCANNED:
@@ -78,27 +106,17 @@ def _gate_backward(  # type: ignore[no-untyped-def]
     SCANNED: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
-    entries = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = entries < num_entries
-    row, column = entries // SIZE, entries % SIZE
-    first = column // WIDTH * (3 * WIDTH) + column % WIDTH
+    entries, inside, row, first = _gate_places(num_entries, SIZE, WIDTH, BLOCK)
     at = row * (3 * SIZE) + first
+    reset, raw, update = _gate_values(gates, biases, at, first, inside, update_bias, WIDTH, SCANNED)
     state = tl.load(states + entries, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.load(gradients + entries, mask=inside, other=0.0).to(tl.float32)
-    reset = tl.load(gates + at, mask=inside, other=0.0).to(tl.float32)
-    raw = tl.load(gates + at + WIDTH, mask=inside, other=0.0).to(tl.float32)
-    update = tl.load(gates + at + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32) + update_bias
     if SCANNED:
         state *= tl.load(keeps + row, mask=inside, other=0.0)
-        reset += tl.load(biases + first, mask=inside, other=0.0).to(tl.float32)
-        raw += tl.load(biases + first + WIDTH, mask=inside, other=0.0).to(tl.float32)
-        update += tl.load(biases + first + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32)
         passed = tl.load(later + entries, mask=inside, other=0.0)
         passed += tl.load(later_read + entries, mask=inside, other=0.0).to(tl.float32)
         gradient += passed * tl.load(next_keeps + row, mask=inside, other=0.0)
         gradient += tl.load(read + entries, mask=inside, other=0.0).to(tl.float32)
-    reset = tl.sigmoid(reset)
-    update = tl.sigmoid(update)
     candidate = 2.0 * tl.sigmoid(2.0 * reset * raw) - 1.0
     inner = gradient * update * (1.0 - candidate * candidate)
     tl.store(gate_gradients + at, inner * raw * reset * (1.0 - reset), mask=inside)
@@ -126,10 +144,7 @@ def _sample(  # type: ignore[no-untyped-def]
     columns = tl.arange(0, BLOCK)
     inside = (rows < num_rows)[:, None] & (columns < CLASSES)[None, :]
     at = rows[:, None] * CLASSES + columns[None, :]
-    values = tl.load(logits + at, mask=inside, other=-float("inf")).to(tl.float32)
-    values = tl.where((rows < num_rows)[:, None], values, 0.0)
-    shares = tl.exp(values - tl.max(values, 1)[:, None])
-    shares = shares / tl.sum(shares, 1)[:, None]
+    shares = _shares(logits, at, inside, rows < num_rows)
     mixed = tl.where(inside, (1.0 - unimix) * shares + unimix / CLASSES, 0.0)
     draw = tl.load(draws + rows, mask=rows < num_rows, other=0.0)
     passed = (tl.cumsum(mixed, 1) <= draw[:, None]) & (columns < CLASSES)[None, :]
@@ -160,10 +175,7 @@ def _sample_backward(  # type: ignore[no-untyped-def]
     columns = tl.arange(0, BLOCK)
     inside = (rows < num_rows)[:, None] & (columns < CLASSES)[None, :]
     at = rows[:, None] * CLASSES + columns[None, :]
-    values = tl.load(logits + at, mask=inside, other=-float("inf")).to(tl.float32)
-    values = tl.where((rows < num_rows)[:, None], values, 0.0)
-    shares = tl.exp(values - tl.max(values, 1)[:, None])
-    shares = shares / tl.sum(shares, 1)[:, None]
+    shares = _shares(logits, at, inside, rows < num_rows)
     gradient = tl.load(gradients + at, mask=inside, other=0.0).to(tl.float32)
     if SCANNED:
         keep = tl.load(next_keeps + rows // VARIABLES, mask=rows < num_rows, other=0.0)
@@ -235,12 +247,7 @@ def _norm_silu_backward(  # type: ignore[no-untyped-def]
 
 AVAILABLE = triton is not None
 _FUNCTIONS = (_gate, _gate_backward, _sample, _sample_backward, _norm_silu, _norm_silu_backward)
-# One kernel serves one group or many: compiling takes longer than what it could save.
-_KERNELS: dict[str, Any] = (
-    {function.__name__: triton.jit(function, do_not_specialize=["groups"]) for function in _FUNCTIONS}
-    if AVAILABLE
-    else {}
-)
+_KERNELS: dict[str, Any] = {function.__name__: jit(function) for function in _FUNCTIONS}
 _BLOCK, _ROWS = 1024, 16
 
 
