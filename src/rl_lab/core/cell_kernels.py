@@ -26,6 +26,7 @@ def jit(function: Any) -> Any:
     return function if triton is None else triton.jit(function, do_not_specialize=["groups"])
 
 
+@jit
 def _gate_places(num_entries, SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     """Return the entries of states that a program does, their rows, and where the first of their gates is in a row."""
     entries = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -33,6 +34,7 @@ def _gate_places(num_entries, SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl
     return entries, entries < num_entries, entries // SIZE, column // WIDTH * (3 * WIDTH) + column % WIDTH
 
 
+@jit
 def _gate_values(gates, biases, at, first, inside, update_bias, WIDTH: tl.constexpr, SCANNED: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     """Return reset, candidate before reset, and update; they come block by block, in this order."""
     reset = tl.load(gates + at, mask=inside, other=0.0).to(tl.float32)
@@ -45,6 +47,7 @@ def _gate_values(gates, biases, at, first, inside, update_bias, WIDTH: tl.conste
     return tl.sigmoid(reset), raw, tl.sigmoid(update)
 
 
+@jit
 def _shares(logits, at, inside, rows_inside):  # type: ignore[no-untyped-def]
     """Return the softmax of each row of logits."""
     values = tl.load(logits + at, mask=inside, other=-float("inf")).to(tl.float32)
@@ -53,10 +56,7 @@ def _shares(logits, at, inside, rows_inside):  # type: ignore[no-untyped-def]
     return shares / tl.sum(shares, 1)[:, None]
 
 
-# Kernels find what they call among the names of their module.
-_gate_places, _gate_values, _shares = jit(_gate_places), jit(_gate_values), jit(_shares)
-
-
+@jit
 def _gate(  # type: ignore[no-untyped-def]
     gates,
     biases,
@@ -87,6 +87,7 @@ def _gate(  # type: ignore[no-untyped-def]
         tl.store(masked + entries, answer * tl.load(next_keeps + row, mask=inside, other=0.0), mask=inside)
 
 
+@jit
 def _gate_backward(  # type: ignore[no-untyped-def]
     gates,
     biases,
@@ -126,6 +127,7 @@ def _gate_backward(  # type: ignore[no-untyped-def]
     tl.store(answers + entries, gradient * (1.0 - update), mask=inside)
 
 
+@jit
 def _sample(  # type: ignore[no-untyped-def]
     logits,
     draws,
@@ -156,6 +158,7 @@ def _sample(  # type: ignore[no-untyped-def]
         tl.store(masked + at, code * keep[:, None], mask=inside)
 
 
+@jit
 def _sample_backward(  # type: ignore[no-untyped-def]
     logits,
     gradients,
@@ -187,6 +190,7 @@ def _sample_backward(  # type: ignore[no-untyped-def]
     tl.store(answers + at, answer, mask=inside)
 
 
+@jit
 def _norm_silu(  # type: ignore[no-untyped-def]
     values,
     ahead,
@@ -219,6 +223,7 @@ def _norm_silu(  # type: ignore[no-untyped-def]
     tl.store(answers + at, scaled * tl.sigmoid(scaled), mask=inside)
 
 
+@jit
 def _norm_silu_backward(  # type: ignore[no-untyped-def]
     gradients,
     scales,
@@ -246,8 +251,6 @@ def _norm_silu_backward(  # type: ignore[no-untyped-def]
 
 
 AVAILABLE = triton is not None
-_FUNCTIONS = (_gate, _gate_backward, _sample, _sample_backward, _norm_silu, _norm_silu_backward)
-_KERNELS: dict[str, Any] = {function.__name__: jit(function) for function in _FUNCTIONS}
 _BLOCK, _ROWS = 1024, 16
 
 
@@ -305,7 +308,7 @@ def _gate_forth(
     passed: Passed | None,
 ) -> None:
     unused = states
-    _KERNELS["_gate"][(triton.cdiv(states.numel(), _BLOCK),)](
+    _gate[(triton.cdiv(states.numel(), _BLOCK),)](
         gates,
         unused if step is None else step.biases,
         states,
@@ -357,7 +360,7 @@ def _gate_back(
     more: StateGradients | None,
 ) -> None:
     unused, (of_gates, of_states) = states, answers
-    _KERNELS["_gate_backward"][(triton.cdiv(states.numel(), _BLOCK),)](
+    _gate_backward[(triton.cdiv(states.numel(), _BLOCK),)](
         gates,
         unused if step is None else step.biases,
         states,
@@ -394,7 +397,7 @@ def _sample_forth(
     logits: Tensor, draws: Tensor, unimix: float, answers: Tensor, masked: Tensor | None, step: Step | None
 ) -> None:
     num_rows, num_classes = logits.shape
-    _KERNELS["_sample"][(triton.cdiv(num_rows, _ROWS),)](
+    _sample[(triton.cdiv(num_rows, _ROWS),)](
         logits,
         draws,
         answers,
@@ -428,7 +431,7 @@ def _sample_back(
     logits: Tensor, gradients: Tensor, unimix: float, answers: Tensor, step: Step | None, more: CodeGradients | None
 ) -> None:
     num_rows, num_classes = logits.shape
-    _KERNELS["_sample_backward"][(triton.cdiv(num_rows, _ROWS),)](
+    _sample_backward[(triton.cdiv(num_rows, _ROWS),)](
         logits,
         gradients,
         logits if more is None else more.logits,
@@ -461,7 +464,7 @@ def norm_silu(values: Tensor, ahead: Tensor | None, scale: Tensor, eps: float, n
     """
     num_rows, size = values.shape
     is_shared = ahead is not None and ahead.numel() < values.numel()
-    _KERNELS["_norm_silu"][(num_rows,)](
+    _norm_silu[(num_rows,)](
         values,
         values if ahead is None else ahead,
         scale,
@@ -483,7 +486,7 @@ def norm_silu_backward(
 ) -> None:
     """Fill `answers` with the gradients of what went into SiLU and of what was normalised."""
     num_rows, size = normalized.shape
-    _KERNELS["_norm_silu_backward"][(num_rows,)](
+    _norm_silu_backward[(num_rows,)](
         gradients,
         scale,
         normalized,
