@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rl_lab.core import cell_kernels
 from rl_lab.core.activation_kernels import Resize, activate, activate_backward
+from rl_lab.core.cell_kernels import gate, gate_backward, sample, sample_backward
+from rl_lab.core.kernels import AVAILABLE
 
 
 def fuses(values: Tensor) -> bool:
     """Return whether these kernels can be used on a tensor."""
-    return values.is_cuda and cell_kernels.AVAILABLE and not torch.compiler.is_compiling()
+    return values.is_cuda and AVAILABLE and not torch.compiler.is_compiling()
 
 
 class Gated(torch.autograd.Function):
@@ -30,13 +31,17 @@ class Gated(torch.autograd.Function):
         gates, states = gates.contiguous(), states.contiguous()
         ctx.save_for_backward(gates, states)
         ctx.width, ctx.update_bias = width, update_bias
-        return cell_kernels.gate(gates, states, width, update_bias)
+        answers = torch.empty_like(states)
+        gate(gates, states, width, update_bias, answers)
+        return answers
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradients of gates and states."""
-        found = cell_kernels.gate_backward(*ctx.saved_tensors, gradients[0].contiguous(), ctx.width, ctx.update_bias)
+        gates, states = ctx.saved_tensors
+        found = torch.empty_like(gates), torch.empty_like(states)
+        gate_backward(gates, states, gradients[0].contiguous(), ctx.width, ctx.update_bias, found)
         return *found, None, None
 
 
@@ -49,14 +54,17 @@ class Sampled(torch.autograd.Function):
         rows = logits.reshape(-1, logits.shape[-1]).contiguous()
         ctx.save_for_backward(rows)
         ctx.shape, ctx.unimix = logits.shape, unimix
-        return cell_kernels.sample(rows, draws.contiguous(), unimix).view(logits.shape)
+        codes = torch.empty(logits.shape, device=logits.device)
+        sample(rows, draws.contiguous(), unimix, codes)
+        return codes
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradient of the logits."""
         (rows,) = ctx.saved_tensors
-        found = cell_kernels.sample_backward(rows, gradients[0].reshape(rows.shape).contiguous(), ctx.unimix)
+        found = torch.empty_like(rows)
+        sample_backward(rows, gradients[0].contiguous(), ctx.unimix, found)
         return found.view(ctx.shape), None, None
 
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rl_lab.core.norm_kernel import AVAILABLE, launch
+from rl_lab.core.kernels import AVAILABLE
+from rl_lab.core.norm_kernel import launch
 
 EPS = 1e-5
 MAX_SIZE, MAX_ACTIONS = 4096, 64

@@ -336,9 +336,14 @@ def keyed(module: nn.Module) -> dict[str, ScanLayer]:
     return layers
 
 
+def cast_weights(layers: Sequence[ScanLayer], dtype: torch.dtype) -> dict[str, list[Tensor]]:
+    """Return the weights that the steps of a scan use as constants of a type."""
+    return {layer.key: [weight.detach().to(dtype) for weight in layer.scanned()] for layer in layers}
+
+
 def constants(layers: Sequence[ScanLayer], dtype: torch.dtype) -> Weights:
-    """Return the weights of layers as constants of a type."""
-    weights = {layer.key: [weight.detach().to(dtype) for weight in layer.scanned()] for layer in layers}
+    """Return all weights of layers as constants of a type, also those of inputs that a scan knows ahead."""
+    weights = cast_weights(layers, dtype)
     for layer in layers:
         if isinstance(layer, SharedBlockLinear) or (isinstance(layer, Linear) and layer.num_scanned < layer.inputs):
             weights[f"{layer.key}.ahead"] = [layer.ahead().detach().to(dtype)]
@@ -368,7 +373,7 @@ class Tapes:
 
     def __init__(self, layers: Sequence[ScanLayer], num_steps: int, num_rows: int, dtype: torch.dtype) -> None:
         self._seen: dict[str, list[Tensor]] = {layer.key: [] for layer in layers}
-        self.weights = constants(layers, dtype)
+        self.weights = cast_weights(layers, dtype)
         steps = {layer.key: self._offsets(layer, num_steps, num_rows, dtype).unbind() for layer in layers}
         self.offsets = [{key: offsets[t] for key, offsets in steps.items()} for t in range(num_steps)]
 

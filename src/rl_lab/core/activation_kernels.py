@@ -7,18 +7,46 @@ torch's kernel does worst. Pictures are [R, H, W, C] in memory; rows [R, C] are 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # torch for CPUs comes without it
-    triton = tl = None
+from rl_lab.core.kernels import jit, tl, triton
 
 
+@jit
+def _read(  # type: ignore[no-untyped-def]
+    values,
+    pixels,
+    columns,
+    inside,
+    width,
+    channels,
+    RESIZE: tl.constexpr,  # noqa: N803
+    BLOCK: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+):
+    """Return the entries of resized pixels, where they were read (the first of four), and which was the largest."""
+    x, y = pixels % width, pixels // width  # pictures lie one below the other
+    largest = tl.zeros([ROWS, BLOCK], tl.int32)
+    source = pixels
+    if RESIZE == 1:  # the largest of four pixels
+        source = 2 * y * (2 * width) + 2 * x
+    if RESIZE == 2:  # one of the four groups of channels of a pixel
+        source = (y // 2 * (width // 2) + x // 2) * 4 + y % 2 * 2 + x % 2
+    at = source[:, None] * channels + columns[None, :]
+    entries = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
+    if RESIZE == 1:
+        for k in tl.static_range(1, 4):
+            other = tl.load(values + at + (k // 2 * 2 * width + k % 2) * channels, mask=inside, other=0.0)
+            other = other.to(tl.float32)
+            largest = tl.where(other > entries, k, largest)
+            entries = tl.maximum(entries, other, propagate_nan=tl.PropagateNan.ALL)
+    return entries, at, largest
+
+
+@jit
 def _activate(  # type: ignore[no-untyped-def]
     values,
     biases,
@@ -36,18 +64,7 @@ def _activate(  # type: ignore[no-untyped-def]
     pixels = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, BLOCK)
     inside = (pixels < num_pixels)[:, None] & (columns < channels)[None, :]
-    x, y = pixels % width, pixels // width  # pictures lie one below the other
-    if RESIZE == 1:  # the largest of four pixels
-        at = (2 * y * (2 * width) + 2 * x)[:, None] * channels + columns[None, :]
-        entries = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
-        for k in tl.static_range(1, 4):
-            other = tl.load(values + at + (k // 2 * 2 * width + k % 2) * channels, mask=inside, other=0.0)
-            entries = tl.maximum(entries, other.to(tl.float32), propagate_nan=tl.PropagateNan.ALL)
-    else:
-        source = pixels
-        if RESIZE == 2:  # one of the four groups of channels of a pixel
-            source = (y // 2 * (width // 2) + x // 2) * 4 + y % 2 * 2 + x % 2
-        entries = tl.load(values + source[:, None] * channels + columns[None, :], mask=inside, other=0.0).to(tl.float32)
+    entries, _, _ = _read(values, pixels, columns, inside, width, channels, RESIZE, BLOCK, ROWS)
     if HAS_BIAS:
         bias = tl.load(biases + columns, mask=columns < channels, other=0.0).to(tl.float32)
         entries = tl.where(inside, entries + bias[None, :], 0.0)
@@ -57,6 +74,7 @@ def _activate(  # type: ignore[no-untyped-def]
     tl.store(answers + pixels[:, None] * channels + columns[None, :], scaled * tl.sigmoid(scaled), mask=inside)
 
 
+@jit
 def _activate_backward(  # type: ignore[no-untyped-def]
     values,
     biases,
@@ -85,22 +103,7 @@ def _activate_backward(  # type: ignore[no-untyped-def]
     for i in range(num_blocks):
         pixels = (program * num_blocks + i) * ROWS + tl.arange(0, ROWS)
         inside = (pixels < num_pixels)[:, None] & (columns < channels)[None, :]
-        x, y = pixels % width, pixels // width
-        if RESIZE == 1:
-            at = (2 * y * (2 * width) + 2 * x)[:, None] * channels + columns[None, :]
-            entries = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
-            largest = tl.zeros([ROWS, BLOCK], tl.int32)
-            for k in tl.static_range(1, 4):
-                other = tl.load(values + at + (k // 2 * 2 * width + k % 2) * channels, mask=inside, other=0.0)
-                other = other.to(tl.float32)
-                largest = tl.where(other > entries, k, largest)
-                entries = tl.maximum(entries, other, propagate_nan=tl.PropagateNan.ALL)
-        else:
-            source = pixels
-            if RESIZE == 2:
-                source = (y // 2 * (width // 2) + x // 2) * 4 + y % 2 * 2 + x % 2
-            at = source[:, None] * channels + columns[None, :]
-            entries = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
+        entries, at, largest = _read(values, pixels, columns, inside, width, channels, RESIZE, BLOCK, ROWS)
         entries = tl.where(inside, entries + bias[None, :], 0.0)
         root = 1.0 / tl.sqrt(tl.sum(entries * entries, 1) / channels + eps)
         kept = (entries * root[:, None]).to(answers.dtype.element_ty).to(tl.float32)
@@ -122,9 +125,6 @@ def _activate_backward(  # type: ignore[no-untyped-def]
     tl.store(scale_parts + program * channels + columns, of_scale, mask=columns < channels)
 
 
-_AVAILABLE = triton is not None
-_forth: Any = triton.jit(_activate) if _AVAILABLE else None
-_back: Any = triton.jit(_activate_backward) if _AVAILABLE else None
 _RESIZE = {None: 0, "halve": 1, "double": 2}
 _ENTRIES, _MAX_PROGRAMS = 1024, 2048
 Resize = Literal["halve", "double"]
@@ -143,7 +143,7 @@ def activate(values: Tensor, bias: Tensor | None, scale: Tensor, eps: float, res
         shape = [num_pictures, *(halved if resize == "halve" else doubled)]
     answers = torch.empty(shape, dtype=values.dtype, device=values.device)
     block, rows, num_pixels = _divided(answers)
-    _forth[(triton.cdiv(num_pixels, rows),)](
+    _activate[(triton.cdiv(num_pixels, rows),)](
         values,
         scale if bias is None else bias,
         scale,
@@ -169,7 +169,7 @@ def activate_backward(
     num_blocks = max(1, triton.cdiv(triton.cdiv(num_pixels, rows), _MAX_PROGRAMS))
     programs = triton.cdiv(num_pixels, rows * num_blocks)
     parts = torch.empty(2, programs, channels, device=values.device)
-    _back[(programs,)](
+    _activate_backward[(programs,)](
         values,
         scale if bias is None else bias,
         scale,

@@ -8,22 +8,11 @@ step needs.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # torch for CPUs comes without it
-    triton = tl = None
-
-
-def jit(function: Any) -> Any:
-    """Return a kernel, or a function for kernels, that Triton compiles; without Triton nobody calls it."""
-    # One kernel serves one group or many: compiling takes longer than what it could save.
-    return function if triton is None else triton.jit(function, do_not_specialize=["groups"])
+from rl_lab.core.kernels import jit, tl, triton
 
 
 @jit
@@ -250,7 +239,6 @@ def _norm_silu_backward(  # type: ignore[no-untyped-def]
     tl.store(answers + at, tl.load(roots + row) * (gradient - kept * mean), mask=inside)
 
 
-AVAILABLE = triton is not None
 _BLOCK, _ROWS = 1024, 16
 
 
@@ -262,16 +250,25 @@ class Step(NamedTuple):
     biases: Tensor  # [3 * D]: of the gates
 
 
-class Passed(NamedTuple):
+class PassedStates(NamedTuple):
     """Filled by the gate of a step of a scan with the states [B, D], in the type of the layers."""
 
+    step: Step
     copies: Tensor  # as they are
+    masked: Tensor  # as the next step sees them
+
+
+class PassedCodes(NamedTuple):
+    """Filled with the codes of a step of a scan, in the type of the layers."""
+
+    step: Step
     masked: Tensor  # as the next step sees them
 
 
 class StateGradients(NamedTuple):
     """What adds to the gradient of the state [B, D] after a step of a scan."""
 
+    step: Step
     read: Tensor  # by what read the state
     later: Tensor  # by the gate of the next step
     later_read: Tensor  # by the layers of the next step
@@ -280,169 +277,103 @@ class StateGradients(NamedTuple):
 class CodeGradients(NamedTuple):
     """What adds to the gradient of the logits of a step of a scan, and to that of the codes."""
 
+    step: Step
     logits: Tensor  # of losses
     later: Tensor  # of the codes, by the layers of the next step
 
 
-def gate(gates: Tensor, states: Tensor, width: int, update_bias: float) -> Tensor:
-    """Return new states [..., D] from gates [..., 3 * D] that come in blocks of `width` entries."""
-    answers = torch.empty_like(states)
-    _gate_forth(gates, states, width, update_bias, answers, None, None)
-    return answers
-
-
-def gate_step(
-    gates: Tensor, states: Tensor, width: int, update_bias: float, answers: Tensor, step: Step, passed: Passed
+def gate(
+    gates: Tensor, states: Tensor, width: int, update_bias: float, answers: Tensor, passed: PassedStates | None = None
 ) -> None:
-    """Fill `answers` with the states after a step of a scan."""
-    _gate_forth(gates, states, width, update_bias, answers, step, passed)
-
-
-def _gate_forth(
-    gates: Tensor,
-    states: Tensor,
-    width: int,
-    update_bias: float,
-    answers: Tensor,
-    step: Step | None,
-    passed: Passed | None,
-) -> None:
-    unused = states
+    """Fill `answers` with new states [..., D] from gates [..., 3 * D] that come in blocks of `width` entries."""
+    step, copies, masked = passed or (Step(states, states, states), states, states)
     _gate[(triton.cdiv(states.numel(), _BLOCK),)](
         gates,
-        unused if step is None else step.biases,
+        step.biases,
         states,
-        unused if step is None else step.keeps,
+        step.keeps,
         answers,
-        unused if passed is None else passed.copies,
-        unused if passed is None else passed.masked,
-        unused if step is None else step.next_keeps,
+        copies,
+        masked,
+        step.next_keeps,
         states.numel(),
         update_bias,
         SIZE=states.shape[-1],
         WIDTH=width,
-        SCANNED=step is not None,
+        SCANNED=passed is not None,
         BLOCK=_BLOCK,
     )
 
 
 def gate_backward(
-    gates: Tensor, states: Tensor, gradients: Tensor, width: int, update_bias: float
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of gates and states."""
-    answers = torch.empty_like(gates), torch.empty_like(states)
-    _gate_back(gates, states, gradients, width, update_bias, answers, None, None)
-    return answers
-
-
-def gate_step_backward(
     gates: Tensor,
     states: Tensor,
     gradients: Tensor,
     width: int,
     update_bias: float,
     answers: tuple[Tensor, Tensor],
-    step: Step,
-    more: StateGradients,
+    more: StateGradients | None = None,
 ) -> None:
-    """Fill `answers` with the gradients of gates and states; those of states as if nothing had been forgotten."""
-    _gate_back(gates, states, gradients, width, update_bias, answers, step, more)
-
-
-def _gate_back(
-    gates: Tensor,
-    states: Tensor,
-    gradients: Tensor,
-    width: int,
-    update_bias: float,
-    answers: tuple[Tensor, Tensor],
-    step: Step | None,
-    more: StateGradients | None,
-) -> None:
-    unused, (of_gates, of_states) = states, answers
+    """Fill `answers` with the gradients of gates and states; in a scan as if nothing had been forgotten."""
+    step, read, later, later_read = more or (Step(states, states, states), states, states, states)
+    of_gates, of_states = answers
     _gate_backward[(triton.cdiv(states.numel(), _BLOCK),)](
         gates,
-        unused if step is None else step.biases,
+        step.biases,
         states,
-        unused if step is None else step.keeps,
+        step.keeps,
         gradients,
-        unused if more is None else more.read,
-        unused if more is None else more.later,
-        unused if more is None else more.later_read,
-        unused if step is None else step.next_keeps,
+        read,
+        later,
+        later_read,
+        step.next_keeps,
         of_states,
         of_gates,
         states.numel(),
         update_bias,
         SIZE=states.shape[-1],
         WIDTH=width,
-        SCANNED=step is not None,
+        SCANNED=more is not None,
         BLOCK=_BLOCK,
     )
 
 
-def sample(logits: Tensor, draws: Tensor, unimix: float) -> Tensor:
-    """Return one-hot codes [R, classes] of logits [R, classes] and one number in [0, 1) for each row."""
-    answers = torch.empty(logits.shape, device=logits.device)
-    _sample_forth(logits, draws, unimix, answers, None, None)
-    return answers
-
-
-def sample_step(logits: Tensor, draws: Tensor, unimix: float, answers: Tensor, masked: Tensor, step: Step) -> None:
-    """Fill `answers` with the codes of a step of a scan, and `masked` with what the next step sees of them."""
-    _sample_forth(logits, draws, unimix, answers, masked, step)
-
-
-def _sample_forth(
-    logits: Tensor, draws: Tensor, unimix: float, answers: Tensor, masked: Tensor | None, step: Step | None
-) -> None:
+def sample(logits: Tensor, draws: Tensor, unimix: float, answers: Tensor, passed: PassedCodes | None = None) -> None:
+    """Fill `answers` with one-hot codes of logits [R, classes], by one number in [0, 1) for each row."""
     num_rows, num_classes = logits.shape
     _sample[(triton.cdiv(num_rows, _ROWS),)](
         logits,
         draws,
         answers,
-        answers if masked is None else masked,
-        answers if step is None else step.next_keeps,
+        answers if passed is None else passed.masked,
+        answers if passed is None else passed.step.next_keeps,
         num_rows,
         unimix,
         CLASSES=num_classes,
-        VARIABLES=1 if step is None else num_rows // len(step.keeps),
-        SCANNED=step is not None,
+        VARIABLES=1 if passed is None else num_rows // len(passed.step.keeps),
+        SCANNED=passed is not None,
         BLOCK=triton.next_power_of_2(num_classes),
         ROWS=_ROWS,
     )
 
 
-def sample_backward(logits: Tensor, gradients: Tensor, unimix: float) -> Tensor:
-    """Return the gradient of the logits, as if the codes were the probabilities."""
-    answers = torch.empty_like(logits)
-    _sample_back(logits, gradients, unimix, answers, None, None)
-    return answers
-
-
-def sample_step_backward(
-    logits: Tensor, gradients: Tensor, unimix: float, answers: Tensor, step: Step, more: CodeGradients
+def sample_backward(
+    logits: Tensor, gradients: Tensor, unimix: float, answers: Tensor, more: CodeGradients | None = None
 ) -> None:
-    """Fill `answers` with the gradient of the logits of a step of a scan."""
-    _sample_back(logits, gradients, unimix, answers, step, more)
-
-
-def _sample_back(
-    logits: Tensor, gradients: Tensor, unimix: float, answers: Tensor, step: Step | None, more: CodeGradients | None
-) -> None:
+    """Fill `answers` with the gradient of the logits, as if the codes were the probabilities."""
     num_rows, num_classes = logits.shape
     _sample_backward[(triton.cdiv(num_rows, _ROWS),)](
         logits,
         gradients,
         logits if more is None else more.logits,
         logits if more is None else more.later,
-        logits if step is None else step.next_keeps,
+        logits if more is None else more.step.next_keeps,
         answers,
         num_rows,
         unimix,
         CLASSES=num_classes,
-        VARIABLES=1 if step is None else num_rows // len(step.keeps),
-        SCANNED=step is not None,
+        VARIABLES=1 if more is None else num_rows // len(more.step.keeps),
+        SCANNED=more is not None,
         BLOCK=triton.next_power_of_2(num_classes),
         ROWS=_ROWS,
     )

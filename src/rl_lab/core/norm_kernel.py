@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # torch for CPUs comes without it
-    triton = tl = None
+from rl_lab.core.kernels import jit, tl, triton
 
 
+@jit
 def _normalize_rows(  # type: ignore[no-untyped-def]
     products,
     biases,
@@ -64,10 +59,6 @@ def _normalize_rows(  # type: ignore[no-untyped-def]
     tl.store(answers + rows[:, None] * SIZE + columns[None, :], values, mask=inside)
 
 
-AVAILABLE = triton is not None
-_norm_kernel: Any = triton.jit(_normalize_rows) if AVAILABLE else None
-
-
 def _shape(members: int, rows: int, block: int) -> tuple[int, int]:
     """Return how many rows a program does, and by how many warps."""
     if rows % 4 == 0 and members * rows >= 4096 and block <= 1024:
@@ -90,7 +81,7 @@ def launch(
     members, rows, size = answers.shape
     block = triton.next_power_of_2(size)
     several, warps = _shape(members, rows, block)
-    _norm_kernel[(triton.cdiv(members * rows, several),)](
+    _normalize_rows[(triton.cdiv(members * rows, several),)](
         products,
         biases,
         gains,

@@ -14,21 +14,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rl_lab.components.fused import fuses
-from rl_lab.components.layers import EPSILON, Dense, Linear, ScanLayer, constants
+from rl_lab.components.layers import EPSILON, Dense, Linear, ScanLayer, cast_weights
 from rl_lab.components.representation.cells import BlockGRU
 from rl_lab.components.representation.variables import Categoricals
 from rl_lab.core.cell_kernels import (
     CodeGradients,
     Normed,
-    Passed,
+    PassedCodes,
+    PassedStates,
     StateGradients,
     Step,
-    gate_step,
-    gate_step_backward,
+    gate,
+    gate_backward,
     norm_silu,
     norm_silu_backward,
-    sample_step,
-    sample_step_backward,
+    sample,
+    sample_backward,
 )
 
 
@@ -91,7 +92,7 @@ class _Scan(torch.autograd.Function):
     def forward(ctx: Any, parts: Parts, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         given = Given(*(tensor.contiguous() for tensor in tensors[:6]))
         ctx.parts, ctx.dtypes = parts, [weight.dtype for weight in tensors[6:]]
-        ctx.weights = constants(parts.layers, given.ahead.dtype)
+        ctx.weights = cast_weights(parts.layers, given.ahead.dtype)
         answers, ctx.kept = _forth(parts, given, ctx.weights)
         ctx.save_for_backward(*answers)
         return answers
@@ -153,15 +154,15 @@ def _forth(parts: Parts, given: Given, weights: Any) -> tuple[tuple[Tensor, Tens
         norm_silu(hidden[t], None, *weights[cell.hidden_norm.key], eps, Normed(*(leaf[t] for leaf in kept.hidden)))
         torch.bmm(_blocks(kept.hidden.answers[t], cell), gate_weight, out=_blocks(kept.gates[t], cell))
         step = Step(keeps[t], keeps[t + 1], gate_bias)
-        passed = Passed(kept.read[t], kept.seen[t + 1])
-        gate_step(kept.gates[t], state, width, cell.update_bias, deters[t], step, passed)
+        passed = PassedStates(step, kept.read[t], kept.seen[t + 1])
+        gate(kept.gates[t], state, width, cell.update_bias, deters[t], passed)
         state = deters[t]
         torch.mm(kept.read[t], posterior_weight.T, out=read)
         normed_now = Normed(*(leaf[t] for leaf in kept.posterior))
         norm_silu(read, embedded[t], *weights[parts.posterior.norm.key], eps, normed_now)
         torch.addmm(output_bias, normed_now.answers, output.T, out=logits[t])
         rows = logits[t].view(-1, variable.num_classes)
-        sample_step(rows, given.draws[t], variable.unimix, stochs[t], kept.codes[t + 1], step)
+        sample(rows, given.draws[t], variable.unimix, stochs[t], PassedCodes(step, kept.codes[t + 1]))
     return (deters, stochs, logits), kept
 
 
@@ -200,15 +201,15 @@ def _back(
     hidden, shared = torch.empty_like(kept.hidden.answers[0]), torch.empty_like(kept.shared.answers[0])
     for t in reversed(range(num_steps)):
         step = Step(keeps[t], keeps[t + 1], gate_bias)
-        rows, more = logits[t].view(-1, variable.num_classes), CodeGradients(of_parameters[t], of_codes[t + 1])
-        sample_step_backward(rows, of_stochs[t], variable.unimix, of_logits[t], step, more)
+        rows, more = logits[t].view(-1, variable.num_classes), CodeGradients(step, of_parameters[t], of_codes[t + 1])
+        sample_backward(rows, of_stochs[t], variable.unimix, of_logits[t], more)
         torch.mm(of_logits[t], output, out=active)
         normalized, roots = kept.posterior.normalized[t], kept.posterior.roots[t]
         norm_silu_backward(active, posterior_scale, normalized, roots, at(of_posterior, t))
         torch.mm(of_posterior[1][t], posterior_weight, out=read)
         state, width = deters[t - 1] if t else given.deter, size // cell.num_blocks
-        others, found = StateGradients(read, of_state[t + 1], of_seen[t + 1]), (of_gates[t], of_state[t])
-        gate_step_backward(kept.gates[t], state, of_deters[t], width, cell.update_bias, found, step, others)
+        others, found = StateGradients(step, read, of_state[t + 1], of_seen[t + 1]), (of_gates[t], of_state[t])
+        gate_backward(kept.gates[t], state, of_deters[t], width, cell.update_bias, found, others)
         torch.bmm(_blocks(of_gates[t], cell), gate_weight.transpose(1, 2), out=_blocks(hidden, cell))
         normalized, roots = kept.hidden.normalized[t], kept.hidden.roots[t]
         norm_silu_backward(hidden, hidden_scale, normalized, roots, at(of_hidden, t))
