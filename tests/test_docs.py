@@ -79,7 +79,8 @@ def blocks(page: Path, language: str) -> list[tuple[str, str]]:
 
 
 def commands(page: Path) -> list[str]:
-    lines = [line.split("  #")[0].strip() for _, text in blocks(page, "bash") for line in text.splitlines()]
+    texts = [text.replace("\\\n", " ") for _, text in blocks(page, "bash")]  # a backslash joins lines, as in a shell
+    lines = [line.split("  #")[0].strip() for text in texts for line in text.splitlines()]
     return [line for line in lines if line and not line.startswith("#")]
 
 
