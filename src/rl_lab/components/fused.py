@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rl_lab.core.activation_kernels import Resize, activate, activate_backward
+from rl_lab.core.activation_kernels import Resize, activate, activate_backward, build_backward
 from rl_lab.core.cell_kernels import gate, gate_backward, sample, sample_backward
 from rl_lab.core.kernels import AVAILABLE
 
@@ -79,7 +79,10 @@ class Activated(torch.autograd.Function):
         values = values.contiguous()
         ctx.save_for_backward(values, bias, scale)
         ctx.eps, ctx.resize = eps, resize
-        return activate(values, bias, scale, eps, resize)
+        answers = activate(values, bias, scale, eps, resize)
+        if any(ctx.needs_input_grad):
+            build_backward(values, bias, scale, answers, eps, resize)
+        return answers
 
     @staticmethod
     @once_differentiable

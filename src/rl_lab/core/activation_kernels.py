@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rl_lab.core.kernels import jit, tl, triton
+from rl_lab.core.kernels import build_ahead, jit, tl, triton, wait_until_built
 
 
 @jit
@@ -160,6 +160,19 @@ def activate(values: Tensor, bias: Tensor | None, scale: Tensor, eps: float, res
     return answers
 
 
+def build_backward(
+    values: Tensor, bias: Tensor | None, scale: Tensor, answers: Tensor, eps: float, resize: Resize | None = None
+) -> None:
+    """Begin to build the kernel of the way back from what the way forth got and gave."""
+    block, rows, num_pixels = _divided(answers)
+    beside, channels, parts = scale if bias is None else bias, answers.shape[-1], torch.float32
+    kinds = (values.dtype, beside.dtype, scale.dtype, answers.dtype, values.dtype, parts, parts)
+    constants = {"HAS_BIAS": bias is not None, "RESIZE": _RESIZE[resize], "BLOCK": block, "ROWS": rows}
+    sizes = (num_pixels, 1, 1, channels, eps)
+    key = (kinds, channels, *constants.values())
+    build_ahead(key, _activate_backward, values.device, *kinds, *sizes, **constants)
+
+
 def activate_backward(
     values: Tensor, bias: Tensor | None, scale: Tensor, gradients: Tensor, eps: float, resize: Resize | None = None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -169,6 +182,7 @@ def activate_backward(
     num_blocks = max(1, triton.cdiv(triton.cdiv(num_pixels, rows), _MAX_PROGRAMS))
     programs = triton.cdiv(num_pixels, rows * num_blocks)
     parts = torch.empty(2, programs, channels, device=values.device)
+    wait_until_built()
     _activate_backward[(programs,)](
         values,
         scale if bias is None else bias,
