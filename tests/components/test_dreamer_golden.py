@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from rl_lab.components.laprop import LaProp, clip_adaptively
+from rl_lab.components.laprop import LaProp, clip_factors
 from rl_lab.components.normalizers import PercentileScale
 from rl_lab.components.representation.cells import BlockGRU
 from rl_lab.components.representation.rssm import RSSM
@@ -132,7 +132,8 @@ def test_optimizer(numbers):
         for i, parameter in enumerate(parameters):
             parameter.grad = numbers[f"optimizer/step{step}_grad{i}"].clone()
         gradients = [parameter.grad for parameter in parameters]
-        clipped = clip_adaptively([parameter.detach() for parameter in parameters], gradients, 0.3, 1e-3)
+        factors = clip_factors([parameter.detach() for parameter in parameters], gradients, 0.3, 1e-3)
+        clipped = [gradient * factor for gradient, factor in zip(gradients, factors, strict=True)]
         optimizer.step()
         for i, parameter in enumerate(parameters):
             close(clipped[i], numbers[f"optimizer/step{step}_clipped{i}"])

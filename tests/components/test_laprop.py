@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_lab.components.laprop import LaProp, clip_adaptively
+from rl_lab.components.laprop import LaProp, clip_factors
 from rl_lab.core.optim import Optimizer
 
 
@@ -52,7 +52,8 @@ def test_against_one_number_at_a_time():
 def test_clipping_never_lengthens_and_keeps_the_direction():
     parameters = [torch.full((4,), 2.0), torch.zeros(3)]
     gradients = [torch.tensor([9.0, 0.0, 0.0, 0.0]), torch.tensor([0.0, 1e-5, 0.0])]
-    clipped = clip_adaptively(parameters, gradients, 0.3, 1e-3)
+    factors = clip_factors(parameters, gradients, 0.3, 1e-3)
+    clipped = [gradient * factor for gradient, factor in zip(gradients, factors, strict=True)]
     torch.testing.assert_close(clipped[0], torch.tensor([1.2, 0.0, 0.0, 0.0]))  # 0.3 of a norm of 4
     assert torch.equal(clipped[1], gradients[1])
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rl_lab.components import fused, layers
+from rl_lab.components import fused, laprop, layers
 from rl_lab.components.representation import cells, images, rssm, scan, variables
 
 
@@ -145,6 +145,28 @@ def test_scan():
     assert first.mean() < 0.01 * expected.states["deter"][0].abs().mean()
 
 
+def test_laprop():
+    shapes = ((3, 2), (5,), (70, 300), (1,), (4096,))
+    for skipped in (0.0, 1.0):
+        torch.manual_seed(4)
+        start = [torch.randn(shape, device="cuda") for shape in shapes]
+        gradients = [[torch.randn(shape, device="cuda") for shape in shapes] for _ in range(3)]
+        found = []
+        for fuse in (True, False):
+            parameters = [nn.Parameter(values.clone()) for values in start]
+            optimizer = laprop.LaProp(parameters, lr=1e-2)
+            for step, given in enumerate(gradients):
+                optimizer.grad_scale = torch.tensor(2.0, device="cuda")
+                optimizer.found_inf = torch.tensor(skipped if step == 1 else 0.0, device="cuda")
+                for parameter, gradient in zip(parameters, given, strict=True):
+                    parameter.grad = gradient.clone()
+                optimizer.step() if fuse else plainly(laprop, optimizer.step)
+            moments = [entry[name] for entry in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+            found.append([parameter.data for parameter in parameters] + moments)
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
+
+
 if __name__ == "__main__":
     test_gates()
     test_samples()
@@ -152,4 +174,5 @@ if __name__ == "__main__":
     test_pictures()
     test_dense_layers()
     test_scan()
+    test_laprop()
     print("fused: the kernels agree")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rl_lab.components.rectified import Rectified, may_write_out
 from rl_lab.core.errors import UserError
 from rl_lab.core.ranges import Count, NonNegative
 
@@ -73,7 +74,7 @@ class MLP(nn.Module):
         self.layers = build_mlp(
             inputs, outputs, hidden, activation=activation, initialization=initialization, output_gain=output_gain
         )
-        self._numpy_activation = ACTIVATIONS[activation][1]
+        self._numpy_activation, self._is_rectified = ACTIVATIONS[activation][1], activation == "relu"
         self._linears = [layer for layer in self.layers if isinstance(layer, nn.Linear)]
         self._tables = [layer._parameters for layer in self._linears]  # looked up faster than through the module
         self._small_batch = min(SMALL_BATCH, SMALL_PRODUCT // max(layer.weight.numel() for layer in self._linears))
@@ -91,6 +92,9 @@ class MLP(nn.Module):
             and inputs.dtype == torch.float32
         ):
             return self._forward_numpy(inputs)
+        if self._is_rectified and inputs.dim() == 2 and may_write_out(inputs):
+            outputs: Tensor = Rectified.apply(inputs, *(entry for table in self._tables for entry in table.values()))
+            return outputs
         return self.layers(inputs)
 
     def _forward_numpy(self, inputs: Tensor) -> Tensor:

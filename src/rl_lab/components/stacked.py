@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from rl_lab.components.nets import ACTIVATIONS, Activation
+from rl_lab.components.rectified import Rectified, affine, may_write_out
 from rl_lab.core.ranges import Count, Range
 
 
@@ -70,49 +70,14 @@ class StackedMLP(nn.Module):
                 return own.index_select(0, members)
             return own if len(rows) == self.num_members else own[: len(rows)]
 
-        if self._is_written_out and torch.is_grad_enabled() and _is_plain(rows):
-            answers: Tensor = _Rectified.apply(rows, *(read(entry) for layer in self._layers for entry in layer))
+        if self._is_written_out and may_write_out(rows):
+            answers: Tensor = Rectified.apply(rows, *(read(entry) for layer in self._layers for entry in layer))
             return answers
         last = len(self._layers) - 1
         for i, (weight, bias) in enumerate(self._layers):
-            rows = torch.baddbmm(read(bias), rows, read(weight))
+            rows = affine(rows, read(weight), read(bias))
             if i < last:
                 if self.layer_norm:
                     rows = torch.addcmul(read(self.shifts[i]), F.layer_norm(rows, rows.shape[-1:]), read(self.gains[i]))
                 rows = self.activation(rows)
         return rows
-
-
-def _is_plain(rows: Tensor) -> bool:
-    """Return whether products keep the type of what they are given, and no compiler takes care of them."""
-    return not torch.is_autocast_enabled(rows.device.type) and not torch.compiler.is_compiling()
-
-
-class _Rectified(torch.autograd.Function):
-    """Layers with ReLU between them, and their way back, which on a CPU takes autograd a fifth longer."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, *parameters: Tensor) -> Tensor:
-        weights, biases = parameters[::2], parameters[1::2]
-        seen = [rows]
-        for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
-            seen.append(torch.baddbmm(bias, seen[-1], weight).relu_())
-        ctx.save_for_backward(*seen, *weights)
-        return torch.baddbmm(biases[-1], seen[-1], weights[-1])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        count, (gradient,) = len(ctx.saved_tensors) // 2, gradients
-        seen, weights = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
-        to_rows, to_parameters = ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:])
-        found: list[Tensor | None] = [] if to_parameters else [None] * (2 * count)
-        for i in reversed(range(count)):
-            if to_parameters:
-                found = [torch.bmm(seen[i].transpose(1, 2), gradient), gradient.sum(1, keepdim=True), *found]
-            if i or to_rows:
-                across = weights[i].transpose(1, 2)
-                gradient = gradient * across if across.shape[1] == 1 else torch.bmm(gradient, across)
-            if i:
-                torch.ops.aten.threshold_backward.grad_input(gradient, seen[i], 0, grad_input=gradient)
-        return gradient if to_rows else None, *found

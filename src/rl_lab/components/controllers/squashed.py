@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from rl_lab.components.distributions import LOG_ROOT_TWO_PI
 from rl_lab.core import noise
@@ -75,11 +76,46 @@ class SquashedGaussianActor(nn.Module):
 
 
 def _squashed(mean: Tensor, log_std: Tensor, draws: Tensor) -> Sample:
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return Sample(*_squash(mean, log_std, draws)[:3])
+    return Sample(*_Squash.apply(mean, log_std, draws))
+
+
+def _squash(mean: Tensor, log_std: Tensor, draws: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return actions, their log-probabilities after and before the squash, and how far they lie from the mean."""
     # Few operations: on a GPU each takes as long as a small product.
-    size = mean.shape[-1]
+    size, spread = mean.shape[-1], draws * log_std.exp()
     gaussian = -LOG_ROOT_TWO_PI * size - torch.addcmul(log_std, draws, draws, value=0.5).sum(-1)
-    raw = torch.addcmul(mean, draws, log_std.exp())
+    raw = mean + spread
     # log(1 - tanh(raw)^2) is 2 (log 2 - raw - softplus(-2 raw)), and softplus(-2 raw) is -2 softplus(raw, beta=-2)
     surplus = torch.sub(raw, F.softplus(raw, beta=-2.0), alpha=2.0).sum(-1)
     log_probs = torch.add(gaussian, surplus, alpha=2.0) - 2.0 * LOG_TWO * size
-    return Sample(raw.tanh(), log_probs, gaussian)
+    return raw.tanh(), log_probs, gaussian, spread
+
+
+class _Squash(torch.autograd.Function):
+    """`_squash`, and its way back in a third of the operations that autograd needs."""
+
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, log_std: Tensor, draws: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        actions, log_probs, gaussian, spread = _squash(mean, log_std, draws)
+        ctx.save_for_backward(actions, spread)
+        ctx.set_materialize_grads(False)
+        return actions, log_probs, gaussian
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        of_actions, of_log_probs, of_gaussian = gradients
+        actions, spread = ctx.saved_tensors
+        # tanh' is 1 - tanh^2, and the derivative of -log(1 - tanh^2) is 2 tanh
+        of_raw = None if of_actions is None else torch.addcmul(of_actions, of_actions * actions, actions, value=-1.0)
+        if of_log_probs is not None:
+            pulled = (2.0 * of_log_probs).unsqueeze(-1)
+            of_raw = pulled * actions if of_raw is None else torch.addcmul(of_raw, pulled, actions)
+        of_log_std = None if of_raw is None else of_raw * spread
+        for of_density in (of_log_probs, of_gaussian):  # each falls by log_std
+            if of_density is not None:
+                lost = of_density.unsqueeze(-1)
+                of_log_std = -lost.expand_as(spread) if of_log_std is None else of_log_std - lost
+        return of_raw, of_log_std, None
