@@ -109,14 +109,14 @@ class Behaviour:
 
 def as_batch(dream: Dream, values: Tensor, gamma: float) -> Batch:
     """Return an imagined trajectory and its values [H + 1, B] as a [H, B] batch whose observations are features."""
-    ended = dream.discounts[1:].detach() < 0.5 * gamma
+    ended, features = dream.discounts[1:].detach() < 0.5 * gamma, dream.features.float()
     return Batch(
-        observations=dream.features[:-1],
+        observations=features[:-1],
         actions=dream.actions,
         rewards=dream.rewards,
         terminated=ended,
         truncated=torch.zeros_like(ended),
-        next_observations=dream.features[1:],
+        next_observations=features[1:],
         extras={
             "discounts": dream.discounts[1:],
             "values": values[:-1],

@@ -99,7 +99,7 @@ class BoundedNormal(_Gaussian):
     def sample(self, parameters: Tensor, draws: Tensor) -> Tensor:
         """Return actions [..., A], which may leave [-1, 1]."""
         mean, std = self.moments(parameters)
-        return mean + std * draws
+        return torch.addcmul(mean, std, draws)
 
     def mode(self, parameters: Tensor) -> Tensor:
         """Return the means."""

@@ -25,7 +25,7 @@ class Seen(NamedTuple):
 class Dream(NamedTuple):
     """A trajectory that the model imagined: states 0 .. H, and what happened between them."""
 
-    features: Tensor  # [H + 1, B, F]
+    features: Tensor  # [H + 1, B, F], in the type that the model computes in
     actions: Tensor  # [H, B, A]
     rewards: Tensor  # [H, B]: brought by the actions
     discounts: Tensor  # [H + 1, B]: of each state
@@ -122,17 +122,21 @@ class WorldModel:
 
         Gradients, where they are enabled, pass through actions and states, and reach the actor, not the model.
         """
-        features, actions = [self.rssm.features(states)], []
+        features, actions = [self._read(states)], []
         weights = self.rssm.constants(self.dtype)  # cast once, not at every step
         actor_weights = None if torch.is_grad_enabled() else actor.constants(self.dtype)
         for draws_now, choices_now in zip(draws, choices, strict=True):
             actions.append(actor.policy.sample(actor(features[-1].detach(), actor_weights), choices_now))
             states = self.rssm.imagine_step(states, actions[-1], draws_now, weights)
-            features.append(self.rssm.features(states))
+            features.append(self._read(states))
         joined = torch.stack(features)
         with self.computing(draws.device):
             rewards, discounts = self.reward.mean(self.reward(joined[1:])), self._discounts(joined)
         return Dream(joined, torch.stack(actions), rewards, discounts)
+
+    def _read(self, states: Mapping[str, Tensor]) -> Tensor:
+        """Return features in the type to compute in: once, not by each of those who read them."""
+        return self.rssm.features(states).to(self.dtype)
 
     def _discounts(self, features: Tensor) -> Tensor:
         if self.continuation is None:

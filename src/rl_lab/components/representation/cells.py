@@ -81,8 +81,7 @@ class BlockGRU(nn.Module):
 
     def ahead(self, actions: Tensor, tape: Tape | None = None) -> Tensor:
         """Prepare what depends on actions [..., A] alone; beyond [-1, 1] only their sign counts."""
-        features = self.from_action(actions / actions.detach().abs().clamp(min=1.0), None, tape)
-        return self.hidden.project(features, tape)
+        return self.hidden.project(self.from_action(_limited(actions), None, tape), tape)
 
     def forward(self, deter: Tensor, stoch: Tensor, ahead: Tensor, tape: Tape | None = None) -> Tensor:
         """Move on."""
@@ -90,6 +89,12 @@ class BlockGRU(nn.Module):
         shared = torch.cat([self.from_deter(seen, None, tape), self.from_stoch(stoch, None, tape)], -1)
         hidden = self.hidden_norm.activated(self.hidden(seen, shared, ahead, tape), self._activation, tape=tape)
         return gated(deter, self.gates(hidden, tape), self.num_blocks, self.update_bias)
+
+
+def _limited(actions: Tensor) -> Tensor:
+    if not (actions.requires_grad and torch.is_grad_enabled()):
+        return actions.clamp(-1.0, 1.0)
+    return actions / actions.detach().abs().clamp(min=1.0)  # the same, and a gradient beyond the limits, too
 
 
 def gated(deter: Tensor, gates: Tensor, num_blocks: int, update_bias: float) -> Tensor:
