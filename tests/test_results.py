@@ -76,3 +76,22 @@ def test_tdmpc2_scores(task):
 def test_tdmpc2_scores_are_those_that_were_published():
     ratios = [score(task)[0] / score(task, "published/tdmpc2_dmc.csv")[0] for task in SCORES]
     assert sum(ratios) / len(ratios) >= 0.97
+
+
+def training_score(file, span):
+    """Return the mean over the seeds of the training returns in the last `span` steps."""
+    curves = defaultdict(list)
+    with open(RESULTS / file) as lines:
+        for row in csv.DictReader(lines):
+            curves[row["experiment"], row["seed"]].append((int(row["env_steps"]), float(row["collect/episode_return"])))
+    scores = defaultdict(list)
+    for (experiment, _), points in curves.items():
+        end = 100_000 * round(points[-1][0] / 100_000)
+        last = [value for steps, value in points if steps > end - span]
+        scores[experiment].append(sum(last) / len(last))
+    return {experiment: sum(values) / len(values) for experiment, values in scores.items()}
+
+
+def test_dreamer_scores():
+    assert training_score("dreamerv3_boxing_training.csv", 40_000)["dreamerv3_Boxing"] >= 60.0
+    assert training_score("dreamerv3_dmc_training.csv", 20_000)["dreamerv3_cartpole-swingup"] >= 500.0
