@@ -25,6 +25,7 @@ CLAIMS = [
     ("dreamerv1_gridworld", 3, 20_100, 0.9, 0.9),
     ("dreamerv2_gridworld", 3, 20_100, 0.9, 0.9),
     ("dreamerv3_gridworld", 3, 20_100, 0.9, 0.9),
+    ("dreamerv3_minigrid", 2, 30_100, 0.96, 0.96),
 ]
 
 

@@ -113,6 +113,17 @@ def test_the_pooled_networks_have_the_shapes_of_the_paper():
 
 
 @pytest.mark.parametrize("kernel", [3, 5])
+def test_four_pixels_taken_for_one_give_the_same_products(kernel):
+    encoder = PooledEncoder([3, 16, 12], depth=4, multipliers=(2,), kernel=kernel)
+    seen, weight = torch.randint(0, 256, (2, 3, 16, 12), dtype=torch.uint8), encoder.convolutions[0].weight
+    expected = F.conv2d(seen.float() / 255.0 - 0.5, weight, padding="same")
+    given = encoder._products(seen, weight).unflatten(1, (2, 2, -1))
+    for row in range(2):
+        for column in range(2):
+            torch.testing.assert_close(given[:, row, column], expected[:, :, row::2, column::2])
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
 def test_a_doubling_convolution_is_one_on_the_doubled_picture(kernel):
     torch.manual_seed(0)
     layer = DoublingConvolution(3, 4, kernel)

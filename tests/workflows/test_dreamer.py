@@ -388,10 +388,11 @@ def test_acting_is_recurrent_and_follows_the_generator():
     assert torch.equal(*greedy)
 
 
-def test_half_precision_computes_nearly_the_same():
+@pytest.mark.parametrize("paper", PAPERS)
+def test_half_precision_computes_nearly_the_same(paper):
     results = []
     for precision in ("float32", "bfloat16"):
-        workflow, _, source = collected(precision=precision)
+        workflow, _, source = collected(paper, precision=precision)
         seen = workflow._see(source.sample())
         assert seen.features.dtype == torch.float32
         losses, _ = workflow._model.losses(seen, free_nats=0.0, free_average=False)

@@ -88,7 +88,8 @@ class Activated(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradients of values, bias and scale."""
-        found = activate_backward(*ctx.saved_tensors, gradients[0].contiguous(), ctx.eps, ctx.resize)
+        gradient, learns = gradients[0].contiguous(), any(ctx.needs_input_grad[1:3])
+        found = activate_backward(*ctx.saved_tensors, gradient, ctx.eps, ctx.resize, learns=learns)
         return *found, None, None
 
 

@@ -125,10 +125,11 @@ class WorldModel:
         features, actions = [self._read(states)], []
         weights = self.rssm.constants(self.dtype)  # cast once, not at every step
         actor_weights = None if torch.is_grad_enabled() else actor.constants(self.dtype)
-        for draws_now, choices_now in zip(draws, choices, strict=True):
-            actions.append(actor.policy.sample(actor(features[-1].detach(), actor_weights), choices_now))
-            states = self.rssm.imagine_step(states, actions[-1], draws_now, weights)
-            features.append(self._read(states))
+        with self.computing(draws.device):  # one for all steps: an actor that learns casts its weights once, too
+            for draws_now, choices_now in zip(draws, choices, strict=True):
+                actions.append(actor.policy.sample(actor(features[-1].detach(), actor_weights), choices_now))
+                states = self.rssm.imagine_step(states, actions[-1], draws_now, weights)
+                features.append(self._read(states))
         joined = torch.stack(features)
         with self.computing(draws.device):
             rewards, discounts = self.reward.mean(self.reward(joined[1:])), self._discounts(joined)

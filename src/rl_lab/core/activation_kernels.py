@@ -16,6 +16,12 @@ from rl_lab.core.kernels import build_ahead, jit, tl, triton, wait_until_built
 
 
 @jit
+def _apart(k: tl.constexpr, width, RESIZE: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+    """Return how many pixels lie between the first and the k-th of the four of which the largest is taken."""
+    return k // 2 * 2 * width + k % 2 if RESIZE == 1 else k
+
+
+@jit
 def _read(  # type: ignore[no-untyped-def]
     values,
     pixels,
@@ -35,12 +41,13 @@ def _read(  # type: ignore[no-untyped-def]
         source = 2 * y * (2 * width) + 2 * x
     if RESIZE == 2:  # one of the four groups of channels of a pixel
         source = (y // 2 * (width // 2) + x // 2) * 4 + y % 2 * 2 + x % 2
+    if RESIZE == 3:  # the largest of the four groups
+        source = pixels * 4
     at = source[:, None] * channels + columns[None, :]
     entries = tl.load(values + at, mask=inside, other=0.0).to(tl.float32)
-    if RESIZE == 1:
+    if RESIZE == 1 or RESIZE == 3:
         for k in tl.static_range(1, 4):
-            other = tl.load(values + at + (k // 2 * 2 * width + k % 2) * channels, mask=inside, other=0.0)
-            other = other.to(tl.float32)
+            other = tl.load(values + at + _apart(k, width, RESIZE) * channels, mask=inside, other=0.0).to(tl.float32)
             largest = tl.where(other > entries, k, largest)
             entries = tl.maximum(entries, other, propagate_nan=tl.PropagateNan.ALL)
     return entries, at, largest
@@ -115,9 +122,9 @@ def _activate_backward(  # type: ignore[no-untyped-def]
         mean = tl.sum(gradient * kept, 1) / channels
         gradient = root[:, None] * (gradient - kept * mean[:, None])
         of_bias += tl.sum(gradient, 0)
-        if RESIZE == 1:
+        if RESIZE == 1 or RESIZE == 3:
             for k in tl.static_range(4):
-                place = answers + at + (k // 2 * 2 * width + k % 2) * channels
+                place = answers + at + _apart(k, width, RESIZE) * channels
                 tl.store(place, tl.where(largest == k, gradient, 0.0), mask=inside)
         else:
             tl.store(answers + at, gradient, mask=inside)
@@ -125,22 +132,22 @@ def _activate_backward(  # type: ignore[no-untyped-def]
     tl.store(scale_parts + program * channels + columns, of_scale, mask=columns < channels)
 
 
-_RESIZE = {None: 0, "halve": 1, "double": 2}
+_RESIZE = {None: 0, "halve": 1, "double": 2, "choose": 3}
 _ENTRIES, _MAX_PROGRAMS = 1024, 2048
-Resize = Literal["halve", "double"]
+Resize = Literal["halve", "double", "choose"]
 
 
 def activate(values: Tensor, bias: Tensor | None, scale: Tensor, eps: float, resize: Resize | None = None) -> Tensor:
     """Return values [..., C] with a bias added, normalised, and SiLU.
 
-    Pictures [R, H, W, C] can be resized first: halved, by the largest of each four pixels; or doubled, if 4 C channels
-    hold four pixels each: of the even row, then of the odd one.
+    Pictures [R, H, W, C] can be resized first: halved, by the largest of each four pixels; doubled, if 4 C channels hold
+    four pixels each: of the even row, then of the odd one; or the largest of these four can be chosen.
     """
     shape = list(values.shape)
     if resize is not None:
         num_pictures, height, width, channels = shape
-        halved, doubled = (height // 2, width // 2, channels), (2 * height, 2 * width, channels // 4)
-        shape = [num_pictures, *(halved if resize == "halve" else doubled)]
+        sizes = {"halve": (height // 2, width // 2, channels), "double": (2 * height, 2 * width, channels // 4)}
+        shape = [num_pictures, *sizes.get(resize, (height, width, channels // 4))]
     answers = torch.empty(shape, dtype=values.dtype, device=values.device)
     block, rows, num_pixels = _divided(answers)
     _activate[(triton.cdiv(num_pixels, rows),)](
@@ -174,9 +181,19 @@ def build_backward(
 
 
 def activate_backward(
-    values: Tensor, bias: Tensor | None, scale: Tensor, gradients: Tensor, eps: float, resize: Resize | None = None
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Return the gradients of values, bias and scale; the same in every call, for sums are formed in a fixed order."""
+    values: Tensor,
+    bias: Tensor | None,
+    scale: Tensor,
+    gradients: Tensor,
+    eps: float,
+    resize: Resize | None = None,
+    *,
+    learns: bool = True,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients of values and, unless they are constants, bias and scale.
+
+    They are the same in every call, for sums are formed in a fixed order.
+    """
     answers, channels = torch.empty_like(values), gradients.shape[-1]
     block, rows, num_pixels = _divided(gradients)
     num_blocks = max(1, triton.cdiv(triton.cdiv(num_pixels, rows), _MAX_PROGRAMS))
@@ -201,6 +218,8 @@ def activate_backward(
         BLOCK=block,
         ROWS=rows,
     )
+    if not learns:
+        return answers, None, None
     of_bias, of_scale = parts.sum(1)
     return answers, None if bias is None else of_bias, of_scale
 
