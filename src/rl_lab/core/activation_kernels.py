@@ -140,8 +140,8 @@ Resize = Literal["halve", "double", "choose"]
 def activate(values: Tensor, bias: Tensor | None, scale: Tensor, eps: float, resize: Resize | None = None) -> Tensor:
     """Return values [..., C] with a bias added, normalised, and SiLU.
 
-    Pictures [R, H, W, C] can be resized first: halved, by the largest of each four pixels; doubled, if 4 C channels hold
-    four pixels each: of the even row, then of the odd one; or the largest of these four can be chosen.
+    Pictures [R, H, W, C] can be resized first: halved, by the largest of each four pixels; doubled, if 4 C channels
+    hold four pixels each: of the even row, then of the odd one; or the largest of these four can be chosen.
     """
     shape = list(values.shape)
     if resize is not None:

@@ -238,7 +238,7 @@ class StridedDecoder(nn.Module):
 
 
 def _taps(kernel: int) -> Tensor:
-    """Return which entry of a kernel is seen where, if four pixels are one [parity, parity there, offset + 1, entry]."""
+    """Return which entry of a kernel sees what, if four pixels are one: [parity, parity there, offset + 1, entry]."""
     taps = torch.zeros(2, 2, 3, kernel)
     for parity in range(2):
         for entry in range(kernel):
