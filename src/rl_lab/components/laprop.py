@@ -17,9 +17,7 @@ from rl_lab.core.laprop_kernel import Numbers, Tables, tabulate, take_step
 from rl_lab.core.ranges import NonNegative, Positive, Unit
 
 
-def clip_factors(
-    parameters: Sequence[Tensor], gradients: Sequence[Tensor], ratio: float, min_norm: float
-) -> Tensor:
+def clip_factors(parameters: Sequence[Tensor], gradients: Sequence[Tensor], ratio: float, min_norm: float) -> Tensor:
     """Return factors that make the norm of gradients at most `ratio` of their parameter's, at least of `min_norm`."""
     norms = torch.stack(torch._foreach_norm(gradients))
     limits = ratio * torch.stack(torch._foreach_norm(parameters)).clamp(min=min_norm)
