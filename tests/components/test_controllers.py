@@ -3,6 +3,7 @@ import torch
 from torch import nn
 from torch.distributions import Categorical, Normal
 
+from rl_lab.components.controllers import squashed
 from rl_lab.components.controllers.actors import CategoricalActor, GaussianActor
 from rl_lab.components.controllers.critics import ValueCritic
 from rl_lab.components.controllers.random import RandomPolicy
@@ -118,3 +119,21 @@ def test_random_policy_depends_on_its_generator_only():
     torch.manual_seed(0)
     assert torch.equal(first, policy.act(seen + 1.0, explore=False, generator=seeded(4)))
     assert not torch.equal(first, policy.act(seen, generator=seeded(5)))
+
+
+@pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
+def test_a_squashed_gaussian_has_the_gradients_of_torch(used):
+    torch.manual_seed(0)
+    mean, log_std = torch.randn(7, 3, requires_grad=True), torch.randn(7, 3, requires_grad=True)
+    draws, weights = torch.randn(7, 3), [torch.randn(7, 3), torch.randn(7), torch.randn(7)]
+    gaussian = Normal(mean, log_std.exp())
+    raw = mean + log_std.exp() * draws
+    before = gaussian.log_prob(raw).sum(-1)
+    expected = (raw.tanh(), before - (1.0 - raw.tanh() ** 2).log().sum(-1), before)
+    given = squashed._squashed(mean, log_std, draws)
+    found = []
+    for outputs in (given, expected):
+        total = sum((outputs[i] * weights[i]).sum() for i in used)
+        found.append([*outputs, *torch.autograd.grad(total, (mean, log_std), allow_unused=True)])
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(torch.zeros(7, 3) if ours is None else ours, plain, rtol=1e-4, atol=1e-5)

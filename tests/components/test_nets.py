@@ -202,3 +202,27 @@ def test_views_are_of_the_parameters_themselves():
     weight, bias = network._views[0]
     assert np.shares_memory(weight, network.layers[0].weight.detach().numpy())
     assert np.shares_memory(bias, network.layers[0].bias.detach().numpy())
+
+
+@pytest.mark.parametrize("hidden", [(), (16,), (16, 8)])
+def test_a_rectified_network_has_the_gradients_of_its_layers(hidden):
+    torch.manual_seed(0)
+    network = MLP(5, 3, hidden, "relu")
+    inputs, upstream = torch.randn(40, 5, requires_grad=True), torch.randn(40, 3)
+    found = []
+    for apply in (network, network.layers):
+        outputs = apply(inputs)
+        assert ("Rectified" in str(outputs.grad_fn)) == (apply is network)
+        found.append([outputs, *torch.autograd.grad((outputs * upstream).sum(), [inputs, *network.parameters()])])
+    for ours, plain in zip(*found, strict=True):
+        torch.testing.assert_close(ours, plain)
+
+
+def test_a_rectified_network_with_frozen_parameters_passes_gradients_on():
+    torch.manual_seed(0)
+    network = MLP(5, 3, (16,), "relu")
+    network.layers[0].requires_grad_(False)
+    inputs = torch.randn(40, 5, requires_grad=True)
+    network(inputs).sum().backward()
+    assert inputs.grad.abs().sum() > 0 and network.layers[2].weight.grad.abs().sum() > 0
+    assert all(parameter.grad is None for parameter in network.layers[0].parameters())
