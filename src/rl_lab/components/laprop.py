@@ -80,7 +80,7 @@ class LaProp(torch.optim.Optimizer):
         rates = group["lr"] * applied / (1.0 - beta1**counts)
         numbers = Numbers(factors, (1.0 - beta2**counts).rsqrt(), rates, applied)
         triples = list(zip(parameters, means, squares, strict=True))
-        if fuses(flat) and all(tensor.is_contiguous() for triple in triples for tensor in triple):
+        if fuses(flat) and all(_is_plain(tensor) for triple in triples for tensor in triple):
             take_step(flat, self._tables_of(triples), numbers, group["betas"], group["eps"])
         else:
             _take_step(gradients, triples, numbers, group["betas"], group["eps"])
@@ -100,6 +100,10 @@ class LaProp(torch.optim.Optimizer):
         if places not in self._tables:  # before a graph is recorded; moments that are loaded lie elsewhere
             self._tables[places] = tabulate(triples)
         return self._tables[places]
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.dtype == torch.float32
 
 
 def _take_step(
