@@ -224,5 +224,6 @@ def test_a_rectified_network_with_frozen_parameters_passes_gradients_on():
     network.layers[0].requires_grad_(False)
     inputs = torch.randn(40, 5, requires_grad=True)
     network(inputs).sum().backward()
-    assert inputs.grad.abs().sum() > 0 and network.layers[2].weight.grad.abs().sum() > 0
+    assert inputs.grad.abs().sum() > 0
+    assert network.layers[2].weight.grad.abs().sum() > 0
     assert all(parameter.grad is None for parameter in network.layers[0].parameters())
