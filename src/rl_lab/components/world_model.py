@@ -130,8 +130,7 @@ class WorldModel:
                 actions.append(actor.policy.sample(actor(features[-1].detach(), actor_weights), choices_now))
                 states = self.rssm.imagine_step(states, actions[-1], draws_now, weights)
                 features.append(self._read(states))
-        joined = torch.stack(features)
-        with self.computing(draws.device):
+            joined = torch.stack(features)
             rewards, discounts = self.reward.mean(self.reward(joined[1:])), self._discounts(joined)
         return Dream(joined, torch.stack(actions), rewards, discounts)
 

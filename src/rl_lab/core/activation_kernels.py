@@ -149,8 +149,8 @@ def activate(values: Tensor, bias: Tensor | None, scale: Tensor, eps: float, res
         sizes = {"halve": (height // 2, width // 2, channels), "double": (2 * height, 2 * width, channels // 4)}
         shape = [num_pictures, *sizes.get(resize, (height, width, channels // 4))]
     answers = torch.empty(shape, dtype=values.dtype, device=values.device)
-    block, rows, num_pixels = _divided(answers)
-    _activate[(triton.cdiv(num_pixels, rows),)](
+    constants, num_pixels = _divided(answers, bias, resize)
+    _activate[(triton.cdiv(num_pixels, constants["ROWS"]),)](
         values,
         scale if bias is None else bias,
         scale,
@@ -159,10 +159,7 @@ def activate(values: Tensor, bias: Tensor | None, scale: Tensor, eps: float, res
         1 if resize is None else shape[-2],
         shape[-1],
         eps,
-        HAS_BIAS=bias is not None,
-        RESIZE=_RESIZE[resize],
-        BLOCK=block,
-        ROWS=rows,
+        **constants,
     )
     return answers
 
@@ -171,10 +168,9 @@ def build_backward(
     values: Tensor, bias: Tensor | None, scale: Tensor, answers: Tensor, eps: float, resize: Resize | None = None
 ) -> None:
     """Begin to build the kernel of the way back from what the way forth got and gave."""
-    block, rows, num_pixels = _divided(answers)
+    constants, num_pixels = _divided(answers, bias, resize)
     beside, channels, parts = scale if bias is None else bias, answers.shape[-1], torch.float32
     kinds = (values.dtype, beside.dtype, scale.dtype, answers.dtype, values.dtype, parts, parts)
-    constants = {"HAS_BIAS": bias is not None, "RESIZE": _RESIZE[resize], "BLOCK": block, "ROWS": rows}
     sizes = (num_pixels, 1, 1, channels, eps)
     key = (kinds, channels, *constants.values())
     build_ahead(key, _activate_backward, values.device, *kinds, *sizes, **constants)
@@ -195,7 +191,8 @@ def activate_backward(
     They are the same in every call, for sums are formed in a fixed order.
     """
     answers, channels = torch.empty_like(values), gradients.shape[-1]
-    block, rows, num_pixels = _divided(gradients)
+    constants, num_pixels = _divided(gradients, bias, resize)
+    rows = constants["ROWS"]
     num_blocks = max(1, triton.cdiv(triton.cdiv(num_pixels, rows), _MAX_PROGRAMS))
     programs = triton.cdiv(num_pixels, rows * num_blocks)
     parts = torch.empty(2, programs, channels, device=values.device)
@@ -213,10 +210,7 @@ def activate_backward(
         1 if resize is None else gradients.shape[-2],
         channels,
         eps,
-        HAS_BIAS=bias is not None,
-        RESIZE=_RESIZE[resize],
-        BLOCK=block,
-        ROWS=rows,
+        **constants,
     )
     if not learns:
         return answers, None, None
@@ -224,7 +218,9 @@ def activate_backward(
     return answers, None if bias is None else of_bias, of_scale
 
 
-def _divided(answers: Tensor) -> tuple[int, int, int]:
-    """Return how many channels and pixels a program does at a time, and how many pixels there are."""
+def _divided(answers: Tensor, bias: Tensor | None, resize: Resize | None) -> tuple[dict[str, int], int]:
+    """Return what a kernel is built for: channels and pixels at a time, and so on; and how many pixels there are."""
     block = triton.next_power_of_2(answers.shape[-1])
-    return block, max(1, _ENTRIES // block), answers[..., 0].numel()
+    rows = max(1, _ENTRIES // block)
+    constants = {"HAS_BIAS": bias is not None, "RESIZE": _RESIZE[resize], "BLOCK": block, "ROWS": rows}
+    return constants, answers[..., 0].numel()

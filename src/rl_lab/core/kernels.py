@@ -37,7 +37,7 @@ def build_ahead(key: Hashable, kernel: Any, device: torch.device, *arguments: An
 
 def wait_until_built() -> None:
     """Wait for all kernels whose building has begun."""
-    for build in _builds.values():
+    for build in list(_builds.values()):  # another thread may begin one meanwhile
         build.result()
 
 

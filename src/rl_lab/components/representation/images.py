@@ -137,11 +137,7 @@ class DoublingConvolution(nn.Module):
     def __init__(self, inputs: Count, outputs: Count, kernel: Literal[3, 5] = 5) -> None:
         super().__init__()
         self.convolution = _convolution(inputs, outputs, kernel)
-        reach = kernel // 2
-        taps = torch.zeros(2, 3, kernel)  # [parity, offset in the small picture, entry of the kernel]
-        for parity in range(2):
-            for entry in range(kernel):
-                taps[parity, (parity + entry - reach) // 2 + 1, entry] = 1.0
+        taps = _taps(kernel).sum(1)  # [parity, offset in the small picture + 1, entry of the kernel]
         self.register_buffer("taps", taps, persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
