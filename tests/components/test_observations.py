@@ -150,6 +150,20 @@ def test_the_strided_networks_have_the_shapes_of_the_paper(side, down, up):
         assert decoder.dense.outputs == 1024
 
 
+def test_a_strided_decoder_is_a_chain_of_transposed_convolutions():
+    torch.manual_seed(0)
+    decoder = StridedDecoder(FEATURES, [3, 32, 32], depth=4, kernels=(5, 6, 6))
+    for convolution in decoder.convolutions:
+        nn.init.normal_(convolution.bias)
+    features, upstream = torch.randn(2, FEATURES), torch.randn(2, 3, 32, 32)
+    first, second, third = decoder.convolutions
+    plain = third(F.relu(second(F.relu(first(decoder.dense(features)[..., None, None]))))) + 0.5
+    answers = decoder(features), plain
+    gradients = [torch.autograd.grad((answer * upstream).sum(), list(decoder.parameters())) for answer in answers]
+    for ours, theirs in zip((answers[0], *gradients[0]), (answers[1], *gradients[1]), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_images_that_do_not_fit_are_explained():
     with pytest.raises(UserError, match="multiples of 16"):
         PooledEncoder([3, 40, 40], depth=4)

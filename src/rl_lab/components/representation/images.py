@@ -227,10 +227,12 @@ class StridedDecoder(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return images [R, C, H, W] of features [R, F]."""
-        values = self.dense(features)[..., None, None]
-        for convolution in self.convolutions[:-1]:
+        first, *others, last = self.convolutions
+        products = self.dense(features) @ first.weight.flatten(1)  # a single pixel leaves nothing to sum over
+        values = self._activation(products.unflatten(-1, first.weight.shape[1:]) + first.bias[:, None, None])
+        for convolution in others:
             values = self._activation(convolution(values))
-        return self.convolutions[-1](values).float() + 0.5
+        return last(values).float() + 0.5
 
 
 def _taps(kernel: int) -> Tensor:
