@@ -40,13 +40,14 @@ def device_stream(device: str) -> Iterator[None]:
 
 
 def compile_parts(parts: Iterable[Any]) -> None:
-    """Compile modules, and the methods that a part lists as `pure`; nothing that draws random numbers is among them."""
+    """Compile the methods that a part lists as `pure`, or a module that lists none; nothing there draws numbers."""
     torch._dynamo.config.recompile_limit = 256  # a part meets a few shapes: batches, plans, single observations
     for part in parts:
-        if isinstance(part, nn.Module) and "forward" in vars(type(part)):
-            part.compile(dynamic=False)
-        for name in getattr(type(part), "pure", ()):
+        pure = getattr(type(part), "pure", ())
+        for name in pure:
             setattr(part, name, torch.compile(getattr(part, name), dynamic=False))
+        if not pure and isinstance(part, nn.Module) and "forward" in vars(type(part)):
+            part.compile(dynamic=False)
 
 
 @contextmanager
