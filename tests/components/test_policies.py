@@ -13,7 +13,7 @@ CONTINUOUS = [BoundedNormal, TanhNormal, TruncatedNormal]
 
 
 def parameters(policy, num=5, seed=0):
-    return torch.randn(num, policy.num_parameters, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(num, sum(policy.sizes), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("kind", [OneHot, *CONTINUOUS])
@@ -99,6 +99,15 @@ def test_actor_acts_with_or_without_chance(kind):
     if kind is BoundedNormal:
         assert act(True, 0.0, 0).abs().max() > 1  # the environment clips
         assert act(True, 0.3, 0).abs().max() <= 1
+
+
+def test_mean_and_deviation_have_weights_of_their_own():
+    actor = DreamerActor(6, BoundedNormal(2), 8)
+    before = actor(torch.ones(1, 6))
+    with torch.no_grad():
+        actor.outputs[1].bias.add_(1.0)
+    change = actor(torch.ones(1, 6)) - before
+    torch.testing.assert_close(change, torch.tensor([[0.0, 0.0, 1.0, 1.0]]))
 
 
 def test_a_fresh_actor_is_almost_indifferent():

@@ -288,7 +288,7 @@ def test_gradients_through_the_model_are_those_of_finite_differences():
     start = {
         name: torch.randn(16, leaf.shape[1], generator=generator) for name, leaf in workflow.initial_state(16).items()
     }
-    weight = workflow.actor.network.output.weight
+    weight = workflow.actor.outputs[0].weight
     direction = torch.randn(weight.shape, generator=generator)
 
     def objective():

@@ -37,6 +37,11 @@ def initialize(weight: Tensor, fan_in: int, kind: Initialization, scale: float =
         weight.mul_(scale)
 
 
+def customary(norm: Normalization) -> Initialization:
+    """Return how the weights of networks with this norm begin: in v3, or in v1 and v2."""
+    return "truncated" if norm == "rms" else "glorot"
+
+
 class Tape:
     """What the layers of one step of a scan use instead of their parameters, and what they saw.
 
@@ -280,8 +285,7 @@ class Dense(nn.Module):
         num_ahead: Natural = 0,
     ) -> None:
         super().__init__()
-        initialization: Initialization = "truncated" if norm == "rms" else "glorot"
-        self.linear = Linear(inputs, outputs, num_ahead=num_ahead, initialization=initialization)
+        self.linear = Linear(inputs, outputs, num_ahead=num_ahead, initialization=customary(norm))
         self.norm = Norm(outputs, norm)
         self._activation = ACTIVATIONS[activation]
         self.is_plain = activation == "silu" and norm == "rms"
@@ -317,8 +321,8 @@ class Stack(nn.Module):
         super().__init__()
         sizes = [inputs, *[units] * num_layers]
         self.layers = nn.ModuleList(Dense(a, b, activation=activation, norm=norm) for a, b in itertools.pairwise(sizes))
-        initialization: Initialization = "truncated" if norm == "rms" else "glorot"
-        self.output = Linear(sizes[-1], outputs, initialization=initialization, scale=output_scale) if outputs else None
+        begin = customary(norm)
+        self.output = Linear(sizes[-1], outputs, initialization=begin, scale=output_scale) if outputs else None
         self.outputs = outputs or sizes[-1]
 
     def forward(self, values: Tensor, tape: Tape | None = None) -> Tensor:

@@ -22,7 +22,7 @@ class OneHot:
     """Discrete actions as one-hot codes with straight-through gradients; `unimix` of them are drawn uniformly."""
 
     def __init__(self, action: Annotated[int, Range(2, 256)], unimix: Unit = 0.01) -> None:
-        self.action = self.num_parameters = action
+        self.action, self.sizes = action, (action,)  # of the parameters: logits
         self._code = Categoricals(1, action, unimix)
 
     def draw(self, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -65,7 +65,7 @@ class _Gaussian:
     """What Gaussian policies share: an environment that takes the vectors as they are."""
 
     def __init__(self, action: Count) -> None:
-        self.action, self.num_parameters = action, 2 * action
+        self.action, self.sizes = action, (action, action)  # of the parameters: mean and deviation, both raw
 
     def draw(self, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
         """Draw the noise that samples of a leading shape need."""

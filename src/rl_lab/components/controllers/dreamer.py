@@ -7,12 +7,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.layers import Activation, Normalization, Stack, Tape, Weights, constants, keyed
+from rl_lab.components.layers import (
+    Activation,
+    Linear,
+    Normalization,
+    Stack,
+    Tape,
+    Weights,
+    constants,
+    customary,
+    keyed,
+)
 from rl_lab.core.ranges import Count, Natural, NonNegative
 
 
 class DreamerActor(nn.Module):
-    """Reads the features of a latent state. `policy` says what the outputs mean: OneHot, BoundedNormal, ..."""
+    """Reads the features of a latent state. `policy` says what the outputs mean: OneHot, BoundedNormal, ...
+
+    Mean and deviation have weights of their own: gradients are clipped tensor by tensor, and the small ones of one
+    would else have the room of the other.
+    """
 
     def __init__(
         self,
@@ -26,20 +40,19 @@ class DreamerActor(nn.Module):
     ) -> None:
         super().__init__()
         self.policy = policy
-        self.network = Stack(
-            inputs,
-            policy.num_parameters,
-            units,
-            num_layers,
-            activation=activation,
-            norm=norm,
-            output_scale=output_scale,
+        self.network = Stack(inputs, 0, units, num_layers, activation=activation, norm=norm)
+        self.outputs = nn.ModuleList(
+            Linear(self.network.outputs, size, initialization=customary(norm), scale=output_scale)
+            for size in policy.sizes
         )
-        self._layers = list(keyed(self.network).values())
+        self._layers = list(keyed(self).values())
 
     def forward(self, features: Tensor, weights: Weights | None = None) -> Tensor:
         """Return the parameters of the policy at features [..., F]; with `weights`, as if they were its parameters."""
-        return self.network(features, None if weights is None else Tape(weights)).float()
+        tape = None if weights is None else Tape(weights)
+        hidden = self.network(features, tape)
+        parameters = [output(hidden, tape).float() for output in self.outputs]
+        return parameters[0] if len(parameters) == 1 else torch.cat(parameters, -1)
 
     def constants(self, dtype: torch.dtype) -> Weights:
         """Return the weights as constants of a type, for many steps."""

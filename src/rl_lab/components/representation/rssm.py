@@ -22,6 +22,7 @@ from rl_lab.components.layers import (
     Tapes,
     Weights,
     constants,
+    customary,
     keyed,
 )
 from rl_lab.components.representation.scan import Given, Parts, scan
@@ -66,9 +67,7 @@ class RSSM(nn.Module):
         self.encoder, self.cell, self.variable = encoder, cell, variable
         deter, num_embedded = cell.deter, encoder.outputs
         self.posterior = Dense(deter + num_embedded, units, activation=activation, norm=norm, num_ahead=num_embedded)
-        self.posterior_output = Linear(
-            units, variable.num_parameters, initialization="truncated" if norm == "rms" else "glorot"
-        )
+        self.posterior_output = Linear(units, variable.num_parameters, initialization=customary(norm))
         self.prior = Stack(deter, variable.num_parameters, units, prior_layers, activation=activation, norm=norm)
         layers = keyed(self)
         in_scan = ("cell.", "posterior")
