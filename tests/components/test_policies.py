@@ -89,15 +89,19 @@ def test_actor_acts_with_or_without_chance(kind):
     torch.manual_seed(0)
     actor = DreamerActor(6, kind(2), 8, output_scale=1.0)
     features = torch.randn(64, 6)
-    act = lambda explore, exploration, seed: actor.act(  # noqa: E731
-        features, explore=explore, exploration=exploration, generator=torch.Generator().manual_seed(seed)
-    )
-    assert torch.equal(act(False, 0.5, 0), act(False, 0.0, 1))
+
+    def act(explore, exploration, seed):
+        amount = None if exploration is None else torch.tensor(exploration)
+        generator = torch.Generator().manual_seed(seed)
+        return actor.act(features, explore=explore, exploration=amount, generator=generator)
+
+    assert torch.equal(act(False, 0.5, 0), act(False, None, 1))
     assert torch.equal(act(True, 0.3, 0), act(True, 0.3, 0))
-    assert not torch.equal(act(True, 0.0, 0), act(True, 0.0, 1))
-    assert not torch.equal(act(True, 0.0, 0), act(True, 1.0, 0))
+    assert not torch.equal(act(True, None, 0), act(True, None, 1))
+    assert not torch.equal(act(True, None, 0), act(True, 1.0, 0))
+    assert torch.equal(act(True, None, 0).clamp(-1, 1), act(True, 0.0, 0))
     if kind is BoundedNormal:
-        assert act(True, 0.0, 0).abs().max() > 1  # the environment clips
+        assert act(True, None, 0).abs().max() > 1  # the environment clips
         assert act(True, 0.3, 0).abs().max() <= 1
 
 

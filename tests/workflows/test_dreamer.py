@@ -10,6 +10,7 @@ from rl_lab.composition import compose, parse_config
 from rl_lab.core import noise
 from rl_lab.core.batch import Batch
 from rl_lab.core.phase import Hook, Phase
+from rl_lab.core.schedules import Linear
 from rl_lab.core.seeding import SeedTree
 from rl_lab.data.collector import RolloutCollector
 from rl_lab.data.pipeline import arrivals
@@ -280,6 +281,20 @@ def test_where_gradients_go(paper):
     }
     assert all(sizes["rssm"] > 0 for sizes in trained.values())
     assert all(sizes["actor"] == sizes["critic"] == 0 for sizes in trained.values())
+
+
+def test_noise_on_actions_may_follow_a_schedule():
+    def act(exploration, agent_steps):
+        workflow = build("v3", 3, 2, SeedTree(0), discrete=False, exploration=exploration)
+        workflow.advance_schedules(agent_steps=agent_steps, updates=0)
+        seen, generator = torch.zeros(4_096, 3), torch.Generator().manual_seed(0)
+        return workflow.act(seen, workflow.initial_state(4_096), generator=generator).actions
+
+    quiet, falling = act(0.0, 0).clamp(-1.0, 1.0), Linear(0.2, 0.0, 100)
+    inside = quiet.abs() < 0.5  # where hardly any noise is cut off
+    assert (act(falling, 0) - quiet)[inside].std().item() == pytest.approx(0.2, rel=0.05)
+    assert (act(falling, 50) - quiet)[inside].std().item() == pytest.approx(0.1, rel=0.05)
+    assert torch.equal(act(falling, 100), quiet)
 
 
 def test_gradients_through_the_model_are_those_of_finite_differences():

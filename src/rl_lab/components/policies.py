@@ -45,7 +45,7 @@ class OneHot:
         """Return the entropy [...] in nats."""
         return self._code.entropy(parameters)
 
-    def perturb(self, actions: Tensor, amount: float, generator: torch.Generator | None) -> Tensor:
+    def perturb(self, actions: Tensor, amount: Tensor, generator: torch.Generator | None) -> Tensor:
         """Replace a share of the actions by uniformly drawn ones."""
         shape = tuple(actions.shape[:-1])
         replaced = noise.uniform((*shape, 1), actions, generator) < amount
@@ -71,7 +71,7 @@ class _Gaussian:
         """Draw the noise that samples of a leading shape need."""
         return noise.normal((*shape, self.action), like, generator)
 
-    def perturb(self, actions: Tensor, amount: float, generator: torch.Generator | None) -> Tensor:
+    def perturb(self, actions: Tensor, amount: Tensor, generator: torch.Generator | None) -> Tensor:
         """Add Gaussian noise, inside the limits."""
         return (actions + amount * noise.normal(tuple(actions.shape), actions, generator)).clamp(-1.0, 1.0)
 

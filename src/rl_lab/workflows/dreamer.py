@@ -19,6 +19,7 @@ from rl_lab.core.batch import Batch, Tree, tree_map
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
 from rl_lab.core.ranges import Count, NonNegative, Unit
+from rl_lab.core.schedules import Schedule, as_schedule
 from rl_lab.core.workflow import Act, Inspection, Metrics, Update, Workflow
 from rl_lab.data.pipeline import arrivals
 
@@ -53,7 +54,7 @@ class DreamerWorkflow(Workflow):
     slow_every: Count = 1
     slow_weight: NonNegative = 1.0  # of the loss that keeps values near those of the slow critic
     slow_targets: bool = False  # whether returns bootstrap from the slow critic
-    exploration: NonNegative = 0.0  # noise added to actions, or the share of random ones
+    exploration: NonNegative | Schedule = 0.0  # deviation of noise added to actions, or the share of random ones
     stored_latents: bool = True  # start from the states that replay keeps, and refresh them
     precision: Literal["float32", "bfloat16"] = "float32"  # given by `training.precision`; a scan casts weights once
 
@@ -66,6 +67,8 @@ class DreamerWorkflow(Workflow):
         self._online, self._slow = list(self.critic.parameters()), list(self.slow_critic.parameters())
         self._device = self._online[0].device
         self.update_count = torch.zeros((), dtype=torch.int64, device=self._device)
+        self.exploration = as_schedule(self.exploration).to(self._device)
+        self._explores = self.exploration.start > 0 or self.exploration.end > 0
         dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
         self._model = WorldModel(self.rssm, self.decoder, self.reward, self.continuation, self.gamma, dtype)
         self._behaviour = Behaviour(
@@ -101,7 +104,8 @@ class DreamerWorkflow(Workflow):
         with self._model.computing(self._device):
             latents, _ = self._model.look(observations, state, generator)
             features = self.rssm.features(latents)
-            actions = self.actor.act(features, explore=explore, exploration=self.exploration, generator=generator)
+            exploration = self.exploration.value if self._explores else None
+            actions = self.actor.act(features, explore=explore, exploration=exploration, generator=generator)
         stored = self.rssm.pack(latents) if self.stored_latents else {}
         return Act(self.actor.policy.to_environment(actions), {**latents, "action": actions}, stored)
 

@@ -58,11 +58,13 @@ class DreamerActor(nn.Module):
         """Return the weights as constants of a type, for many steps."""
         return constants(self._layers, dtype)
 
-    def act(self, features: Tensor, *, explore: bool, exploration: float, generator: torch.Generator | None) -> Tensor:
-        """Return action vectors: drawn, and perturbed by `exploration`, or else the most probable ones."""
+    def act(
+        self, features: Tensor, *, explore: bool, exploration: Tensor | None, generator: torch.Generator | None
+    ) -> Tensor:
+        """Return action vectors: drawn, and perturbed if there is an `exploration`, or else the most probable ones."""
         parameters = self(features)
         if not explore:
             return self.policy.mode(parameters)
         draws = self.policy.draw(tuple(parameters.shape[:-1]), parameters, generator)
         actions = self.policy.sample(parameters, draws)
-        return self.policy.perturb(actions, exploration, generator) if exploration else actions
+        return actions if exploration is None else self.policy.perturb(actions, exploration, generator)
