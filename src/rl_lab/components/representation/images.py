@@ -227,12 +227,12 @@ class StridedDecoder(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return images [R, C, H, W] of features [R, F]."""
-        first, *others, last = self.convolutions
+        first, *others = self.convolutions
         products = self.dense(features) @ first.weight.flatten(1)  # a single pixel leaves nothing to sum over
-        values = self._activation(products.unflatten(-1, first.weight.shape[1:]) + first.bias[:, None, None])
+        values = products.unflatten(-1, first.weight.shape[1:]) + first.bias[:, None, None]
         for convolution in others:
-            values = self._activation(convolution(values))
-        return last(values).float() + 0.5
+            values = convolution(self._activation(values))
+        return values.float() + 0.5
 
 
 def _taps(kernel: int) -> Tensor:
