@@ -216,6 +216,10 @@ def test_a_rectified_network_has_the_gradients_of_its_layers(hidden):
         found.append([outputs, *torch.autograd.grad((outputs * upstream).sum(), [inputs, *network.parameters()])])
     for ours, plain in zip(*found, strict=True):
         torch.testing.assert_close(ours, plain)
+    with torch.no_grad():
+        kept = inputs.detach().clone()
+        torch.testing.assert_close(network(inputs), found[1][0])
+        assert torch.equal(inputs, kept)
 
 
 def test_a_rectified_network_with_frozen_parameters_passes_gradients_on():

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.rectified import Rectified, may_write_out
+from rl_lab.components.rectified import may_write_out, rectified
 from rl_lab.core.errors import UserError
 from rl_lab.core.ranges import Count, NonNegative
 
@@ -93,8 +93,7 @@ class MLP(nn.Module):
         ):
             return self._forward_numpy(inputs)
         if self._is_rectified and inputs.dim() == 2 and may_write_out(inputs):
-            outputs: Tensor = Rectified.apply(inputs, *(entry for table in self._tables for entry in table.values()))
-            return outputs
+            return rectified(inputs, *(entry for table in self._tables for entry in table.values()))
         return self.layers(inputs)
 
     def _forward_numpy(self, inputs: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.nets import ACTIVATIONS, Activation
-from rl_lab.components.rectified import Rectified, affine, may_write_out
+from rl_lab.components.rectified import affine, may_write_out, rectified
 from rl_lab.core.ranges import Count, Range
 
 
@@ -71,8 +71,7 @@ class StackedMLP(nn.Module):
             return own if len(rows) == self.num_members else own[: len(rows)]
 
         if self._is_written_out and may_write_out(rows):
-            answers: Tensor = Rectified.apply(rows, *(read(entry) for layer in self._layers for entry in layer))
-            return answers
+            return rectified(rows, *(read(entry) for layer in self._layers for entry in layer))
         last = len(self._layers) - 1
         for i, (weight, bias) in enumerate(self._layers):
             rows = affine(rows, read(weight), read(bias))
