@@ -323,6 +323,20 @@ def test_gradients_through_the_model_are_those_of_finite_differences():
     assert (gradient * direction).sum().item() == pytest.approx((values[0] - values[1]) / 0.04, rel=0.05)
 
 
+@pytest.mark.parametrize("paper", ["v1", "v3"])
+def test_what_the_actor_climbs_through_the_model(paper):
+    workflow = build(paper, 1, 2, SeedTree(0), discrete=False, actor_gradient="dynamics", entropy_weight=0.0)
+    returns, values = torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    parameters, weights, scale = torch.randn(3, 4, 4), torch.rand(3, 4), torch.tensor(5.0 if paper == "v3" else 1.0)
+    loss, _ = workflow._behaviour.actor_loss(parameters, torch.zeros(3, 4, 2), returns, values, scale, weights)
+    of_returns, of_values = torch.autograd.grad(loss, [returns, values], allow_unused=True)
+    torch.testing.assert_close(of_returns, -weights / scale / 12)
+    if paper == "v1":  # the returns themselves
+        assert of_values is None
+    else:  # how much better they are than the values, as it was first published
+        torch.testing.assert_close(of_values, torch.cat([weights / scale / 12, torch.zeros(1, 4)]))
+
+
 def test_a_fresh_critic_of_v3_says_exactly_zero():
     workflow, _, _ = collected()
     assert torch.equal(workflow.value(torch.zeros(3, 1)), torch.zeros(3))
@@ -443,6 +457,11 @@ def test_sizes_are_near_their_names(name, millions):
 def test_the_smallest_model_has_as_many_parameters_as_the_author_reports_for_walker():
     policy = "controllers.actor.policy._target_=rl_lab.components.policies.BoundedNormal"
     assert num_parameters("model=dreamerv3_1m", policy, observation=24, action=6) == 640_867
+
+
+def test_the_dense_model_has_twelve_million_parameters_for_walker():
+    policy = "controllers.actor.policy._target_=rl_lab.components.policies.BoundedNormal"
+    assert num_parameters("model=dreamerv3_dense", policy, observation=24, action=6) == 11_858_467
 
 
 @pytest.mark.parametrize("paper", ["v1", "v3"])

@@ -85,11 +85,11 @@ class Behaviour:
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of the actor, and the entropy [H, B] of its policy."""
         policy = self.actor.policy
-        entropy = policy.entropy(parameters)
-        if self.through_model:
-            objective = returns / scale
-        else:
-            objective = policy.log_prob(parameters, actions) * (returns - values[:-1]) / scale
+        entropy, advantages = policy.entropy(parameters), (returns - values[:-1]) / scale
+        if not self.through_model:
+            objective = policy.log_prob(parameters, actions) * advantages
+        else:  # where returns have a scale, what the critic knows already counts once, not at every step before it
+            objective = returns if self.return_scale is None else advantages
         return -(weights * (objective + self.entropy_weight * entropy)).mean(), entropy
 
     def _critic_loss(self, features: Tensor, returns: Tensor, weights: Tensor) -> Tensor:
