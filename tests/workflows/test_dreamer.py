@@ -261,9 +261,11 @@ def gradients(workflow, loss):
     }
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-def test_where_gradients_go(paper):
-    workflow, _, source = collected(paper)
+@pytest.mark.parametrize(
+    ("paper", "knobs"), [*((paper, {}) for paper in PAPERS), ("v3", {"actor_gradient": "dynamics"})]
+)
+def test_where_gradients_go(paper, knobs):
+    workflow, _, source = collected(paper, **knobs)
     for _ in range(3):  # a zero output layer passes nothing on
         workflow.update_agent(source.sample(), phase=PHASE)
     seen = workflow._see(source.sample())

@@ -32,15 +32,14 @@ def affine(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     The answer is the caller's own, to be overwritten.
     """
-    if weight.dim() == 3:
-        vectors = len(weight) > 1 == weight.shape[2] and rows.is_cpu  # as a batch they take half as long again
-        return (_with_vectors(rows, weight) if vectors else torch.bmm(rows, weight)).add_(bias)
-    if rows.is_cpu:  # there a linear layer first copies its bias to every row
-        return torch.mm(rows, weight.T).add_(bias)
-    return F.linear(rows, weight, bias)
+    if weight.dim() == 2:  # on a CPU a linear layer first copies its bias to every row
+        return torch.mm(rows, weight.T).add_(bias) if rows.is_cpu else F.linear(rows, weight, bias)
+    # There a batch of products with vectors takes half as long again as one product after the other.
+    one_by_one = rows.is_cpu and weight.shape[2] == 1 and len(weight) > 1
+    return (_products(rows, weight) if one_by_one else torch.bmm(rows, weight)).add_(bias)
 
 
-def _with_vectors(rows: Tensor, weight: Tensor) -> Tensor:
+def _products(rows: Tensor, weight: Tensor) -> Tensor:
     return torch.stack([torch.mm(*pair) for pair in zip(rows, weight, strict=True)])
 
 
