@@ -279,6 +279,27 @@ def test_zero_grad_and_step_without_losses(name):
         optimizer.step()
 
 
+def test_losses_whose_gradients_are_there_already():
+    ours, theirs = network(), network()
+    optimizer, usual = Optimizer(ours.parameters(), torch.optim.Adam), Optimizer(theirs.parameters(), torch.optim.Adam)
+    for seed in range(3):
+        ours.zero_grad()
+        loss = losses_of(ours, seed)["value"]
+        loss.backward()
+        metrics = optimizer.step({"value": loss.detach()}, backward=False)
+        expected = usual.step({"value": losses_of(theirs, seed)["value"]})
+        assert set(metrics) == set(expected)
+        for name, value in metrics.items():
+            torch.testing.assert_close(value, expected[name])
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(a, b)
+    assert not optimizer.nonfinite
+    before = copy.deepcopy(ours)
+    optimizer.step({"value": torch.tensor(float("nan"))}, backward=False)
+    assert optimizer.nonfinite
+    assert all(map(torch.equal, ours.parameters(), before.parameters()))
+
+
 def test_gradients_do_not_add_up_over_steps():
     module = network()
     optimizer = Optimizer(module.parameters(), partial(torch.optim.SGD, lr=0.0))

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.rectified import may_write_out, rectified
+from rl_lab.components.rectified import Pass, may_write_out, rectified
 from rl_lab.core.errors import UserError
 from rl_lab.core.ranges import Count, NonNegative
 
@@ -93,8 +93,16 @@ class MLP(nn.Module):
         ):
             return self._forward_numpy(inputs)
         if self._is_rectified and inputs.dim() == 2 and may_write_out(inputs):
-            return rectified(inputs, *(entry for table in self._tables for entry in table.values()))
+            return rectified(inputs, *self._entries())
         return self.layers(inputs)
+
+    def written(self, inputs: Tensor) -> Pass | None:
+        """Return how [B, inputs] pass through the layers, or None where autograd has to follow them."""
+        is_written = self._is_rectified and inputs.is_cpu and inputs.dim() == 2 and may_write_out(inputs)
+        return Pass(inputs, *self._entries()) if is_written else None
+
+    def _entries(self) -> list[Tensor]:
+        return [entry for table in self._tables for entry in table.values()]  # type: ignore[misc]
 
     def _forward_numpy(self, inputs: Tensor) -> Tensor:
         pointers = [parameter.data_ptr() for table in self._tables for parameter in table.values()]

@@ -51,6 +51,25 @@ def _layers(rows: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     return [*seen, affine(seen[-1], parameters[last], parameters[last + 1])]
 
 
+class Pass:
+    """Rows on their way through the layers, and back: what autograd does, without its bookkeeping."""
+
+    def __init__(self, rows: Tensor, *parameters: Tensor) -> None:
+        *self._seen, self.outputs = _layers(rows, parameters)
+        self._parameters = parameters
+
+    def to_rows(self, gradient: Tensor) -> Tensor:
+        """Return the gradient of the rows, given that of the outputs."""
+        return _back(self._seen, self._parameters[::2], gradient, to_rows=True, to_parameters=False)[0]
+
+    def to_parameters(self, gradient: Tensor) -> None:
+        """Leave the gradients of the parameters that learn in them, given that of the outputs."""
+        _, found = _back(self._seen, self._parameters[::2], gradient, to_rows=False, to_parameters=True)
+        for parameter, own in zip(self._parameters, found, strict=True):
+            if parameter.requires_grad:
+                parameter.grad = own
+
+
 class _Rectified(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, *parameters: Tensor) -> Tensor:
@@ -63,17 +82,24 @@ class _Rectified(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         saved, (gradient,) = ctx.saved_tensors, gradients
         count = len(saved) // 2
-        seen, weights = saved[:count], saved[count:]
         to_rows, to_parameters = ctx.needs_input_grad[0], any(ctx.needs_input_grad[1:])
-        found: list[Tensor | None] = [] if to_parameters else [None] * (2 * count)
-        for i in reversed(range(count)):
-            if to_parameters:
-                found = [*_gradients(seen[i], gradient), *found]
-            if i or to_rows:
-                gradient = _across(gradient, weights[i])
-            if i:
-                torch.ops.aten.threshold_backward.grad_input(gradient, seen[i], 0, grad_input=gradient)
-        return gradient if to_rows else None, *found
+        gradient, found = _back(saved[:count], saved[count:], gradient, to_rows=to_rows, to_parameters=to_parameters)
+        return gradient if to_rows else None, *(found if to_parameters else [None] * (2 * count))
+
+
+def _back(
+    seen: Sequence[Tensor], weights: Sequence[Tensor], gradient: Tensor, *, to_rows: bool, to_parameters: bool
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the gradient of the rows, and those of weight, bias, weight, bias, ..., where they are asked for."""
+    found: list[Tensor] = []
+    for i in reversed(range(len(seen))):
+        if to_parameters:
+            found = [*_gradients(seen[i], gradient), *found]
+        if i or to_rows:
+            gradient = _across(gradient, weights[i])
+        if i:
+            torch.ops.aten.threshold_backward.grad_input(gradient, seen[i], 0, grad_input=gradient)
+    return gradient, found
 
 
 def _gradients(seen: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.nets import ACTIVATIONS, Activation
-from rl_lab.components.rectified import affine, may_write_out, rectified
+from rl_lab.components.rectified import Pass, affine, may_write_out, rectified
 from rl_lab.core.ranges import Count, Range
 
 
@@ -38,7 +38,7 @@ class StackedMLP(nn.Module):
         pairs = list(itertools.pairwise([inputs, *hidden, outputs]))
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(num_members, a, b)) for a, b in pairs)
         self.biases = nn.ParameterList(nn.Parameter(torch.empty(num_members, 1, b)) for _, b in pairs)
-        self._layers = list(zip(self.weights, self.biases, strict=True))  # walking a ParameterList takes longer
+        self._look_up()
         normed = hidden if layer_norm else ()
         self.gains = nn.ParameterList(nn.Parameter(torch.ones(num_members, 1, size)) for size in normed)
         self.shifts = nn.ParameterList(nn.Parameter(torch.zeros(num_members, 1, size)) for size in normed)
@@ -49,8 +49,12 @@ class StackedMLP(nn.Module):
 
     def _apply(self, *args: Any, **kwargs: Any) -> StackedMLP:
         super()._apply(*args, **kwargs)  # moving to a device may replace the parameters
-        self._layers = list(zip(self.weights, self.biases, strict=True))
+        self._look_up()
         return self
+
+    def _look_up(self) -> None:
+        self._layers = list(zip(self.weights, self.biases, strict=True))  # walking a ParameterList takes longer
+        self._entries = [entry for layer in self._layers for entry in layer]
 
     def forward(self, values: Tensor, *, frozen: bool = False, num_members: int | None = None) -> Tensor:
         """Map [..., inputs], the same for all members (or the first few), to [M, ..., outputs].
@@ -60,6 +64,14 @@ class StackedMLP(nn.Module):
         count = self.num_members if num_members is None else num_members
         rows = values.reshape(1, -1, values.shape[-1]).expand(count, -1, -1)
         return self.each(rows, frozen=frozen).reshape(count, *values.shape[:-1], -1)
+
+    def written(self, values: Tensor, num_members: int | None = None) -> Pass | None:
+        """Return how [B, inputs] pass through all members, or the first few, or None where autograd has to follow."""
+        if not (self._is_written_out and values.is_cpu and may_write_out(values)):
+            return None
+        count = self.num_members if num_members is None else num_members
+        own = self._entries if count == self.num_members else [entry[:count] for entry in self._entries]
+        return Pass(values.expand(count, -1, -1), *own)
 
     def each(self, rows: Tensor, *, frozen: bool = False, members: Tensor | None = None) -> Tensor:
         """Map rows [M, B, inputs] of each member, or of the first few, or of `members`, to [M, B, outputs]."""
@@ -71,7 +83,7 @@ class StackedMLP(nn.Module):
             return own if len(rows) == self.num_members else own[: len(rows)]
 
         if self._is_written_out and may_write_out(rows):
-            return rectified(rows, *(read(entry) for layer in self._layers for entry in layer))
+            return rectified(rows, *map(read, self._entries))
         last = len(self._layers) - 1
         for i, (weight, bias) in enumerate(self._layers):
             rows = affine(rows, read(weight), read(bias))

@@ -21,8 +21,8 @@ class Optimizer:
     """A torch optimiser with the steps around it that every algorithm repeats.
 
     `step(losses, weights)` minimises the weighted sum of the named losses and reports each of them by name.
-    `step()` without losses applies the gradients that are there. `rates` multiplies the learning rate of some
-    parameters, `scales` their gradients, before these are clipped together.
+    `step(losses, backward=False)`, and `step()` without losses, apply the gradients that are there. `rates` multiplies
+    the learning rate of some parameters, `scales` their gradients, before these are clipped together.
     """
 
     def __init__(
@@ -57,14 +57,19 @@ class Optimizer:
             parameter.grad = None
 
     def step(
-        self, losses: Mapping[str, Tensor] | None = None, weights: Mapping[str, float | Tensor] = _NOTHING
+        self,
+        losses: Mapping[str, Tensor] | None = None,
+        weights: Mapping[str, float | Tensor] = _NOTHING,
+        *,
+        backward: bool = True,
     ) -> dict[str, Tensor]:
         """Apply one update and return the losses and the gradient norm before clipping, still on the device."""
         metrics: dict[str, Tensor] = {}
         if losses is not None:
             total = _weighted_sum(losses, weights)
-            self.zero_grad()
-            total.backward()  # type: ignore[no-untyped-call]
+            if backward:
+                self.zero_grad()
+                total.backward()  # type: ignore[no-untyped-call]
             metrics = {f"{name}_loss": loss.detach() for name, loss in losses.items()}
             metrics["loss"] = total.detach()
         for scale, members in self._scaled.items():

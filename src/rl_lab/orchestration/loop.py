@@ -38,7 +38,7 @@ def training_loop(
     """Run the curriculum, yielding one Event per hook. Logging and saving are the caller's."""
     run = run_hook if step is None else step
     while (hook := scheduler.next_action()) is not None:
-        phase = scheduler.current_phase().at(progress=scheduler.progress(), times=hook.times)
+        phase = scheduler.current_phase(times=hook.times)
         advance_schedules(workflow, sources, scheduler)
         event = run(hook, phase, workflow, collector, sources, evaluate)
         scheduler.advance(hook.name, steps=event.steps, updates=event.updates)

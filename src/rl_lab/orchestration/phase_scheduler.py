@@ -56,10 +56,10 @@ class PhaseScheduler:
         self._active = False
         self._accruing: list[int] = []
 
-    def current_phase(self) -> Phase:
-        """Return the phase that the next action belongs to, with its progress."""
+    def current_phase(self, times: int = 1) -> Phase:
+        """Return the phase that the next action belongs to, with its progress, as a hook of so many calls sees it."""
         progress = self.progress()
-        return self.phases[min(self.phase_index, len(self.phases) - 1)].at(progress=progress, times=1)
+        return self.phases[min(self.phase_index, len(self.phases) - 1)].at(progress=progress, times=times)
 
     def progress(self) -> float:
         """Return how far that phase is, from 0 to 1."""

@@ -6,9 +6,9 @@ import copy
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_lab.components.value_losses import regress
 from rl_lab.core import noise
 from rl_lab.core.batch import Batch, Tree
 from rl_lab.core.optim import Optimizer
@@ -61,15 +61,9 @@ class SACWorkflow(Workflow):
         return metrics
 
     def _update_critics(self, batch: Batch) -> Metrics:
-        targets = self.targets(batch)
-        values = self.critics(_join(batch.observations, batch.actions)).squeeze(-1)  # [M, B]
-        losses = {"critic": F.mse_loss(values, targets.expand_as(values)) * len(values)}
-        metrics = self.critic_optimizer.step(losses)
-        return {
-            "critic_loss": metrics["critic_loss"],
-            "critic_grad_norm": metrics["grad_norm"],
-            "q_mean": values.detach().mean(),
-        }
+        loss, values = regress(self.critics, _join(batch.observations, batch.actions), self.targets(batch))
+        metrics = self.critic_optimizer.step({"critic": loss}, backward=False)
+        return {"critic_loss": loss, "critic_grad_norm": metrics["grad_norm"], "q_mean": values.mean()}
 
     @torch.no_grad()
     def targets(self, batch: Batch) -> Tensor:

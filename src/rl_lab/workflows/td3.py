@@ -9,9 +9,9 @@ import copy
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rl_lab.components.value_losses import climb, regress
 from rl_lab.core import noise
 from rl_lab.core.batch import Batch, Tree
 from rl_lab.core.optim import Optimizer
@@ -64,10 +64,9 @@ class TD3Workflow(Workflow):
 
     def update_critic(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Take one step on the critics."""
-        targets = self.targets(batch)
-        values = self.critics(_join(batch.observations, batch.actions)).squeeze(-1)  # [M, B]
-        metrics = self.critic_optimizer.step({"critic": F.mse_loss(values, targets.expand_as(values)) * len(values)})
-        metrics["q_mean"] = values.detach().mean()
+        loss, values = regress(self.critics, _join(batch.observations, batch.actions), self.targets(batch))
+        metrics = self.critic_optimizer.step({"critic": loss}, backward=False)
+        metrics["q_mean"] = values.mean()
         return metrics
 
     @torch.no_grad()
@@ -81,9 +80,8 @@ class TD3Workflow(Workflow):
 
     def update_actor(self, batch: Batch, *, phase: Phase) -> Metrics:
         """Take one step on the actor by the first critic, then move all targets."""
-        actions = self.actor(batch.observations)
-        values = self.critics(_join(batch.observations, actions), frozen=True, num_members=1)
-        metrics = self.actor_optimizer.step({"actor": -values.mean()})
+        loss = climb(self.actor, self.critics, batch.observations)
+        metrics = self.actor_optimizer.step({"actor": loss}, backward=False)
         with torch.no_grad():
             torch._foreach_lerp_(self._target, self._online, self.target_rate)
         return metrics
