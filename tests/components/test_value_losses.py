@@ -35,6 +35,7 @@ def test_regression_leaves_the_gradients_of_squared_errors(kind, members):
     critics = critics_of(kind, members)
     inputs, targets = torch.randn(40, 5), torch.randn(40)
     assert (critics.written(inputs) is not None) == (kind == "written")
+    assert critics.written(inputs.unsqueeze(0)) is None
     apart = copy.deepcopy(critics)
     alone = apart(inputs).squeeze(-1)
     summed = sum(F.mse_loss(values, targets) for values in alone)

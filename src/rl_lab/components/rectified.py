@@ -52,7 +52,10 @@ def _layers(rows: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 class Pass:
-    """Rows on their way through the layers, and back: what autograd does, without its bookkeeping."""
+    """Rows on their way through the layers, and back: what autograd does, without its bookkeeping.
+
+    It is made, and asked, where autograd is off (`torch.no_grad`).
+    """
 
     def __init__(self, rows: Tensor, *parameters: Tensor) -> None:
         *self._seen, self.outputs = _layers(rows, parameters)

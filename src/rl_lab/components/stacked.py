@@ -67,7 +67,7 @@ class StackedMLP(nn.Module):
 
     def written(self, values: Tensor, num_members: int | None = None) -> Pass | None:
         """Return how [B, inputs] pass through all members, or the first few, or None where autograd has to follow."""
-        if not (self._is_written_out and values.is_cpu and may_write_out(values)):
+        if not (self._is_written_out and values.is_cpu and values.dim() == 2 and may_write_out(values)):
             return None
         count = self.num_members if num_members is None else num_members
         own = self._entries if count == self.num_members else [entry[:count] for entry in self._entries]

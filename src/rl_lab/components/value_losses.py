@@ -40,12 +40,12 @@ def climb(actor: nn.Module, critics: nn.Module, observations: Tensor) -> Tensor:
     """
     with torch.no_grad():
         acted = _actor_pass(actor, observations)
-        actions = None if acted is None else acted.outputs.tanh_()
-        seen = None if actions is None else _critics_pass(critics, torch.cat([observations, actions], -1), 1)
-        if seen is not None and acted is not None and actions is not None:
-            to_inputs = seen.to_rows(torch.full_like(seen.outputs, -1.0 / len(actions)))
+        inputs = None if acted is None else torch.cat([observations, acted.outputs.tanh_()], -1)
+        seen = None if inputs is None else _critics_pass(critics, inputs, 1)
+        if acted is not None and seen is not None:
+            to_inputs = seen.to_rows(torch.full_like(seen.outputs, -1.0 / len(observations)))
             to_actions = to_inputs[0, :, observations.shape[-1] :]
-            acted.to_parameters(to_actions * (1.0 - actions.square()))
+            acted.to_parameters(to_actions * (1.0 - acted.outputs.square()))
             return -seen.outputs.mean()
     values = critics(torch.cat([observations, actor(observations)], -1), frozen=True, num_members=1)
     loss = -values.mean()
