@@ -108,9 +108,28 @@ def run_in_process(job: dict[str, Any]) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1]) | {"load": load}
 
 
+def read_rows() -> list[dict[str, Any]]:
+    """Return the raw numbers of earlier measurements."""
+    path = RESULTS / "continuous_control.csv"
+    if not path.exists():
+        return []
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_rows(rows: list[dict[str, Any]]) -> None:
+    """Write raw numbers."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    with open(RESULTS / "continuous_control.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 def measure_cpu(repeats: int, steps: int) -> str:
     """Let the contenders take turns; write the raw numbers and return the table."""
     make_peer()
+    others = [row for row in read_rows() if int(row["steps"]) != steps]  # the table of another length stays, too
     rows: list[dict[str, Any]] = []
     for repeat in range(repeats):
         for algorithm in ("sac", "td3"):
@@ -125,11 +144,7 @@ def measure_cpu(repeats: int, steps: int) -> str:
                 row = {name: job[name] for name in ("algorithm", "variant", "steps")} | {"repeat": repeat}
                 rows.append(row | run_in_process(job))
                 print({name: rows[-1][name] for name in COLUMNS}, flush=True)
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        with open(RESULTS / "continuous_control.csv", "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(rows)
+        write_rows([*others, *rows])
     loads = [row["load"] for row in rows]
     lines = [
         f"## One CPU core: Pendulum, {steps:,} steps\n",

@@ -38,7 +38,7 @@ class StackedMLP(nn.Module):
         pairs = list(itertools.pairwise([inputs, *hidden, outputs]))
         self.weights = nn.ParameterList(nn.Parameter(torch.empty(num_members, a, b)) for a, b in pairs)
         self.biases = nn.ParameterList(nn.Parameter(torch.empty(num_members, 1, b)) for _, b in pairs)
-        self._look_up()
+        self._layers = list(zip(self.weights, self.biases, strict=True))  # walking a ParameterList takes longer
         normed = hidden if layer_norm else ()
         self.gains = nn.ParameterList(nn.Parameter(torch.ones(num_members, 1, size)) for size in normed)
         self.shifts = nn.ParameterList(nn.Parameter(torch.zeros(num_members, 1, size)) for size in normed)
@@ -49,12 +49,8 @@ class StackedMLP(nn.Module):
 
     def _apply(self, *args: Any, **kwargs: Any) -> StackedMLP:
         super()._apply(*args, **kwargs)  # moving to a device may replace the parameters
-        self._look_up()
+        self._layers = list(zip(self.weights, self.biases, strict=True))
         return self
-
-    def _look_up(self) -> None:
-        self._layers = list(zip(self.weights, self.biases, strict=True))  # walking a ParameterList takes longer
-        self._entries = [entry for layer in self._layers for entry in layer]
 
     def forward(self, values: Tensor, *, frozen: bool = False, num_members: int | None = None) -> Tensor:
         """Map [..., inputs], the same for all members (or the first few), to [M, ..., outputs].
@@ -70,7 +66,9 @@ class StackedMLP(nn.Module):
         if not (self._is_written_out and values.is_cpu and values.dim() == 2 and may_write_out(values)):
             return None
         count = self.num_members if num_members is None else num_members
-        own = self._entries if count == self.num_members else [entry[:count] for entry in self._entries]
+        own = self._entries()
+        if count < self.num_members:  # of slices only the rows' gradient is of use
+            own = [entry[:count] for entry in own]
         return Pass(values.expand(count, -1, -1), *own)
 
     def each(self, rows: Tensor, *, frozen: bool = False, members: Tensor | None = None) -> Tensor:
@@ -83,7 +81,7 @@ class StackedMLP(nn.Module):
             return own if len(rows) == self.num_members else own[: len(rows)]
 
         if self._is_written_out and may_write_out(rows):
-            return rectified(rows, *map(read, self._entries))
+            return rectified(rows, *map(read, self._entries()))
         last = len(self._layers) - 1
         for i, (weight, bias) in enumerate(self._layers):
             rows = affine(rows, read(weight), read(bias))
@@ -92,3 +90,6 @@ class StackedMLP(nn.Module):
                     rows = torch.addcmul(read(self.shifts[i]), F.layer_norm(rows, rows.shape[-1:]), read(self.gains[i]))
                 rows = self.activation(rows)
         return rows
+
+    def _entries(self) -> list[nn.Parameter]:
+        return [entry for layer in self._layers for entry in layer]
