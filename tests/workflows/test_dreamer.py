@@ -398,6 +398,55 @@ def test_hooks_can_be_run_apart():
         assert not all(torch.equal(a, b) for a, b in zip(actor, workflow.actor.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("paper", PAPERS)
+def test_actor_and_critic_may_learn_from_the_last_rows_alone(paper, monkeypatch):
+    """The window is seen as a whole; dreams begin in its last rows, and those are replayed to the critic."""
+    workflow, _, source = collected(paper, monkeypatch=monkeypatch, dream_rows=3)
+    batch, dreams = source.sample(), []
+    imagine = workflow._behaviour.imagine
+
+    def watched(states, horizon, generator):
+        dreams.append((states, imagine(states, horizon, generator)))
+        return dreams[0][1]
+
+    monkeypatch.setattr(workflow._behaviour, "imagine", watched)
+    seen = workflow._see(batch)
+    losses, _ = workflow._behaviour.losses(seen, workflow.generator)
+    ((states, dream),) = dreams
+    for name, own in states.items():
+        whole = seen.observed.states[name]
+        assert torch.equal(own, torch.cat([whole[-3], whole[-2], whole[-1]]))
+    assert ("replay_value" in losses) == (paper == "v3")
+    if paper != "v3":
+        return
+    values = workflow._behaviour.values(dream.features)
+    bootstrap = workflow._behaviour.returns(dream.rewards, dream.discounts, values)[0].view(3, -1)
+    reached, expected = arrivals(batch), []
+    for t, b in np.ndindex(2, 4):  # two of the three rows have a successor among them
+        value, slow = workflow.critic(seen.features[-3 + t, b]), workflow.slow_critic(seen.features[-3 + t, b])
+        target = replayed_return(reached, bootstrap, t, b, workflow.gamma)
+        loss = workflow.critic.loss(value, target) + workflow.critic.loss(value, workflow.slow_critic.mean(slow))
+        expected.append(loss * ~reached["is_last"][-3 + t, b])
+    assert losses["replay_value"].item() == pytest.approx(torch.stack(expected).mean().item(), abs=1e-5)
+
+
+def replayed_return(reached, bootstrap, t, b, gamma):
+    """Return the lambda-return of row t of the last three, step by step."""
+    if t == 2:
+        return bootstrap[2, b]
+    ahead = bootstrap[t + 1, b]
+    if not reached["is_last"][-2 + t, b]:
+        ahead = 0.05 * ahead + 0.95 * replayed_return(reached, bootstrap, t + 1, b, gamma)
+    return reached.rewards[-2 + t, b] + gamma * ~reached.terminated[-2 + t, b] * ahead
+
+
+def test_a_single_row_is_too_few_for_a_critic_that_learns_from_replay():
+    with pytest.raises(ValueError, match="dream_rows of at least 2"):
+        collected(dream_rows=1)
+    workflow, _, source = collected("v2", dream_rows=1)
+    workflow.update_agent(source.sample(), phase=PHASE)
+
+
 def test_one_optimiser_for_actor_or_critic_alone_is_refused():
     workflow, _, _ = collected("v2")
     parts = {

@@ -21,6 +21,13 @@ class Seen(NamedTuple):
     observed: Observed
     features: Tensor  # [T, B, F]
 
+    def last(self, num_rows: int) -> Seen:
+        """Return what it made of the last rows."""
+        rows = slice(-num_rows, None)
+        states = {name: leaf[rows] for name, leaf in self.observed.states.items()}
+        observed = Observed(states, self.observed.posterior[rows], self.observed.prior[rows])
+        return Seen(self.batch.select(rows), observed, self.features[rows])
+
 
 class Dream(NamedTuple):
     """A trajectory that the model imagined: states 0 .. H, and what happened between them."""

@@ -42,6 +42,7 @@ class DreamerWorkflow(Workflow):
     gamma: Unit = 0.997
     trace: Unit = 0.95  # lambda
     horizon: Count = 15
+    dream_rows: Count | None = None  # rows at the end of each window that actor and critic learn from; None: all
     free_nats: NonNegative = 1.0
     free_average: bool = False  # whether the mean divergence is free below `free_nats`, or each
     dynamics_weight: NonNegative = 1.0
@@ -63,6 +64,8 @@ class DreamerWorkflow(Workflow):
     def __post_init__(self) -> None:
         if (self.actor_optimizer is None) != (self.critic_optimizer is None):
             raise ValueError("actor and critic have an optimiser each, or the one of the model trains both")
+        if self.dream_rows == 1 and self.replay_value_weight > 0:
+            raise ValueError("a critic that learns from replayed steps, too, needs dream_rows of at least 2")
         self.slow_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self._online, self._slow = list(self.critic.parameters()), list(self.slow_critic.parameters())
         self._device = self._online[0].device
@@ -84,6 +87,7 @@ class DreamerWorkflow(Workflow):
             slow_weight=self.slow_weight,
             slow_targets=self.slow_targets,
             learn_replay=self.replay_value_weight > 0,
+            num_starts=self.dream_rows,
         )
         self._weights = {
             "dynamics": self.dynamics_weight,
