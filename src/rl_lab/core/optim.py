@@ -94,6 +94,11 @@ class Optimizer:
         metrics["grad_norm"] = norm
         return metrics
 
+    @torch.no_grad()
+    def weights_norm(self) -> Tensor:
+        """Return the norm of all parameters together."""
+        return _norm(self.parameters)
+
     def advance(self, *, agent_steps: int, updates: int) -> None:
         """Follow the learning-rate schedule."""
         if self.learning_rate is None:
@@ -175,7 +180,11 @@ class Optimizer:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         if not gradients:
             raise ValueError("no parameter of this optimiser received a gradient")
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        return _norm(gradients)
+
+
+def _norm(tensors: list[Any]) -> Tensor:
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
 
 
 def _grouped(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -137,9 +136,17 @@ class Orchestrator:
             self.recorder.message("stopping: the run is saved at the next action; Ctrl-C again aborts")
 
     def _loop(self) -> Iterator[Event]:
-        step = functools.partial(run_hook, on_nonfinite=self._on_nonfinite, capture=self.capture)
         parts = self.parts
-        return training_loop(parts.workflow, parts.scheduler, parts.collector, parts.sources, parts.evaluator, step)
+        return training_loop(
+            parts.workflow, parts.scheduler, parts.collector, parts.sources, parts.evaluator, self._run_hook
+        )
+
+    def _run_hook(self, *given: Any) -> Event:
+        event = run_hook(*given, on_nonfinite=self._on_nonfinite, capture=self.capture)
+        # An infinite weight behind a unit that saturates leaves loss and gradients finite.
+        if event.updates and self.parts.any_weight_overflows():
+            self._refuse_nonfinite_weights()
+        return event
 
     @contextmanager
     def by_cycles(self) -> Iterator[Callable[[], None]]:
@@ -174,10 +181,7 @@ class Orchestrator:
         """Write a checkpoint of everything. A disk that refuses is waited for, unless the save is required."""
         self._saved_at = time.monotonic()
         self._saved_steps = self.counters.agent_steps
-        if (part := self.parts.nonfinite_part()) is not None:  # a checkpoint never holds such weights
-            if self._can_roll_back():
-                raise RollBack
-            raise RunError(f"a weight of '{part}' is not finite; the last good checkpoint is intact")
+        self._refuse_nonfinite_weights()  # a checkpoint never holds one
         try:
             self._check_space()
             state = self.get_state()  # syncs the log first: its length is part of the state
@@ -211,6 +215,12 @@ class Orchestrator:
         if self._can_roll_back():
             raise RollBack
         raise RunError(f"{found}. The step was not applied; the last checkpoint is good.{where}")
+
+    def _refuse_nonfinite_weights(self) -> None:
+        if (part := self.parts.nonfinite_part()) is not None:
+            if self._can_roll_back():
+                raise RollBack
+            raise RunError(f"a weight of '{part}' is not finite; the last good checkpoint is intact")
 
     def _can_roll_back(self) -> bool:
         wanted = self.settings.nonfinite == "rollback" and self._rollbacks < MAX_ROLLBACKS

@@ -70,6 +70,14 @@ class AgentParts:
                 return name
         return None
 
+    def any_weight_overflows(self) -> bool:
+        """Return whether the norm of what an optimiser trains is not finite: quick, but large weights are no fault.
+
+        A GPU is not asked: it would have to be waited for.
+        """
+        on_cpu = (optimizer for optimizer in self.workflow.optimizers() if optimizer.nonfinite.is_cpu)
+        return any(not optimizer.weights_norm().isfinite() for optimizer in on_cpu)
+
 
 @dataclass
 class RunParts(AgentParts):
