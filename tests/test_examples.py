@@ -21,11 +21,13 @@ def loaded(name: str):
 
 
 def test_direct_training_learns_and_prints_progress(capsys):
-    test_return = loaded("direct_training_with_components").train(15_000)
+    # The last digits of a product differ between processors, and a single seed ends anywhere from 100 to 500.
+    seeds = range(5)
+    returns = [loaded("direct_training_with_components").train(20_000, seed) for seed in seeds]
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) >= 3
+    assert len(lines) >= 3 * len(seeds)
     assert all("steps  return" in line and "loss" in line for line in lines)
-    assert test_return > 150
+    assert sum(returns) / len(returns) > 150
 
 
 @pytest.fixture(scope="module")
