@@ -16,31 +16,25 @@ from typing import Any
 import numpy as np
 import torch
 
+from rl_lab.envs.dmc import ControlSuite
 from rl_lab.runs import load_agent
 
-HORIZON, OF_EACH, REPEAT = 15, 6, 2
+HORIZON, OF_EACH = 15, 6
 KINDS = ("noise 0.3", "slow noise 0.7", "full actions")
 NUM_SEQUENCES = 2 + OF_EACH * len(KINDS)  # the first two are the policy's own
 
 
-class Simulator:
-    """A task of the control suite that can be put into any state."""
+class Simulator(ControlSuite):
+    """A task of the control suite that can be put into any state, and goes on for ever."""
 
-    def __init__(self, task: str, seed: int) -> None:
-        from dm_control import suite
+    def __init__(self, task: str, action_repeat: int) -> None:
+        super().__init__(task)
+        self._environment._step_limit, self._repeat = float("inf"), action_repeat
 
-        domain, name = task.split("-", 1)
-        self._environment = suite.load(domain, name.replace("-", "_"), task_kwargs={"random": seed})
-        self._environment._step_limit = float("inf")
-
-    def reset(self) -> np.ndarray:
-        """Begin an episode."""
-        return _vector(self._environment.reset().observation)
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float]:
-        """Take one decision, which the agents of the suite repeat."""
-        moments = [self._environment.step(action) for _ in range(REPEAT)]
-        return _vector(moments[-1].observation), sum(float(moment.reward or 0.0) for moment in moments)
+    def decide(self, action: np.ndarray) -> tuple[np.ndarray, float]:
+        """Take one decision; return what is seen then, and the rewards on the way."""
+        steps = [self.step(action) for _ in range(self._repeat)]
+        return steps[-1][0], sum(step[1] for step in steps)
 
     def save(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the state of the physics, and what its solver starts from."""
@@ -49,15 +43,11 @@ class Simulator:
 
     def load(self, saved: tuple[np.ndarray, np.ndarray]) -> None:
         """Go on from a saved state."""
-        self._environment.reset()
+        self.reset()
         physics = self._environment.physics
         with physics.reset_context():
             physics.set_state(saved[0])
             physics.data.qacc_warmstart[:] = saved[1]
-
-
-def _vector(observation: Any) -> np.ndarray:
-    return np.concatenate([np.asarray(entry, np.float32).reshape(-1) for entry in observation.values()])
 
 
 class Agent:
@@ -85,7 +75,7 @@ class Agent:
                 actions, state = forced[t], {**state, "action": self.tensor(forced[t])}
             taken.append(actions)
             for i, world in enumerate(worlds):
-                observations[i], rewards[t, i] = world.step(actions[i])
+                observations[i], rewards[t, i] = world.decide(actions[i])
         return rewards, np.stack(taken), observations, state, first
 
     @torch.no_grad()
@@ -108,12 +98,11 @@ class Agent:
         return torch.stack(rewards).cpu().numpy(), ends.cpu().numpy(), own.cpu().numpy()
 
 
-def starts(agent: Agent, task: str, count: int, rng: np.random.Generator) -> tuple[list[Any], list[np.ndarray], Any]:
-    """Return states of the physics, observations and recurrent states in the midst of episodes."""
-    worlds = [Simulator(task, seed) for seed in range(count)]
-    observations, state = [world.reset() for world in worlds], agent.workflow.initial_state(count)
-    ages = 60 + rng.integers(0, 120, count)
-    saved: list[Any] = [None] * count
+def starts(agent: Agent, worlds: list[Simulator], rng: np.random.Generator) -> tuple[list[Any], list[np.ndarray], Any]:
+    """Return states of the physics, observations and recurrent states in the midst of an episode in each world."""
+    observations = [world.reset(seed=seed)[0] for seed, world in enumerate(worlds)]
+    state, ages = agent.workflow.initial_state(len(worlds)), 60 + rng.integers(0, 120, len(worlds))
+    saved: list[Any] = [None] * len(worlds)
     seen, states = list(observations), {name: leaf.clone() for name, leaf in state.items()}
     for age in range(int(ages.max()) + 1):
         for i in np.flatnonzero(ages == age):
@@ -149,10 +138,10 @@ def main() -> None:
     parser.add_argument("--tail", type=int, default=120, help="decisions of the policy after each sequence")
     arguments = parser.parse_args()
     experiment = load_agent(arguments.run, which="last")
-    task, agent, rng = experiment.config.environment.task, Agent(experiment.workflow), np.random.default_rng(0)
+    environment, agent, rng = experiment.config.environment, Agent(experiment.workflow), np.random.default_rng(0)
     gamma, count = experiment.workflow.gamma, arguments.starts
-    saved, seen, state = starts(agent, task, count, rng)
-    worlds = [Simulator(task, 1000 + i) for i in range(count * NUM_SEQUENCES)]
+    worlds = [Simulator(environment.id, environment.action_repeat) for _ in range(count * NUM_SEQUENCES)]
+    saved, seen, state = starts(agent, worlds[:count], rng)
 
     def begin(each: int) -> tuple[list[Simulator], list[np.ndarray], Any]:
         chosen = worlds[: count * each]
@@ -179,7 +168,7 @@ def main() -> None:
     guess = table((discounts[:HORIZON] * dreamed).sum(0) + gamma**HORIZON * dreamed_ends)
     policy = real[:, :2].mean(1)
     mean = rewards.reshape(HORIZON, count, NUM_SEQUENCES)[:, :, :2].mean()
-    print(f"{task}: rewards of the policy {mean:.2f}, in its dreams {actors.mean():.2f}")
+    print(f"{environment.id}: rewards of the policy {mean:.2f}, in its dreams {actors.mean():.2f}")
     print(f"critic {table(values.cpu().numpy())[:, :2].mean():.1f}, real return {policy.mean():.1f}\n")
     print("| sequences | correlation of rewards | of returns | best of them - policy | the dream's choice - policy |")
     print("|---|---|---|---|---|")

@@ -9,6 +9,7 @@ from rl_lab.build import build_parts
 from rl_lab.composition import compose, parse_config
 from rl_lab.core import noise
 from rl_lab.core.batch import Batch
+from rl_lab.core.errors import UserError
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.core.schedules import Linear
 from rl_lab.core.seeding import SeedTree
@@ -441,7 +442,7 @@ def replayed_return(reached, bootstrap, t, b, gamma):
 
 
 def test_a_single_row_is_too_few_for_a_critic_that_learns_from_replay():
-    with pytest.raises(ValueError, match="dream_rows of at least 2"):
+    with pytest.raises(UserError, match="dream_rows of at least 2"):
         collected(dream_rows=1)
     workflow, _, source = collected("v2", dream_rows=1)
     workflow.update_agent(source.sample(), phase=PHASE)

@@ -34,7 +34,7 @@ class Behaviour:
     slow_weight: float
     slow_targets: bool
     learn_replay: bool  # whether the critic learns from replayed steps, too
-    num_starts: int | None = None  # rows at the end of each window to learn from; None: all of them
+    dream_rows: int | None  # rows at the end of each window to learn from; None: all of them
 
     def imagine(self, states: Mapping[str, Tensor], horizon: int, generator: torch.Generator | None) -> Dream:
         """Let the actor act in the model from states [B, ...]."""
@@ -50,7 +50,7 @@ class Behaviour:
 
     def losses(self, seen: Seen, generator: torch.Generator) -> tuple[dict[str, Tensor], Metrics]:
         """Return the losses of actor and critic by name, and what is worth watching."""
-        seen = seen if self.num_starts is None else seen.last(self.num_starts)
+        seen = seen if self.dream_rows is None else seen.last(self.dream_rows)
         start = tree_map(lambda leaf: leaf.detach().flatten(0, 1), seen.observed.states)
         with torch.set_grad_enabled(self.through_model), frozen(*self._passed_through()):
             dream = self.imagine(start, self.horizon, generator)

@@ -16,6 +16,7 @@ from rl_lab.components.behaviour import Behaviour, as_batch
 from rl_lab.components.dreams import inspect_world_model
 from rl_lab.components.world_model import Seen, WorldModel, refreshed
 from rl_lab.core.batch import Batch, Tree, tree_map
+from rl_lab.core.errors import UserError
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
 from rl_lab.core.ranges import Count, NonNegative, Unit
@@ -65,7 +66,12 @@ class DreamerWorkflow(Workflow):
         if (self.actor_optimizer is None) != (self.critic_optimizer is None):
             raise ValueError("actor and critic have an optimiser each, or the one of the model trains both")
         if self.dream_rows == 1 and self.replay_value_weight > 0:
-            raise ValueError("a critic that learns from replayed steps, too, needs dream_rows of at least 2")
+            raise UserError(
+                "a critic that learns from replayed steps, too, needs dream_rows of at least 2",
+                key="dream_rows",
+                value=1,
+                remedy="set it to 2 or more, or replay_value_weight to 0",
+            )
         self.slow_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self._online, self._slow = list(self.critic.parameters()), list(self.slow_critic.parameters())
         self._device = self._online[0].device
@@ -87,7 +93,7 @@ class DreamerWorkflow(Workflow):
             slow_weight=self.slow_weight,
             slow_targets=self.slow_targets,
             learn_replay=self.replay_value_weight > 0,
-            num_starts=self.dream_rows,
+            dream_rows=self.dream_rows,
         )
         self._weights = {
             "dynamics": self.dynamics_weight,
