@@ -265,6 +265,7 @@ floats = st.floats()
         env_steps=st.integers(0, 10**15),
         total_steps=st.none() | st.integers(1, 10**12),
         steps_per_second=floats,
+        updates_per_second=floats,
         eta_seconds=st.none() | floats,
         metrics=st.dictionaries(names, floats, max_size=12),
         evaluations=st.lists(st.tuples(st.integers(0, 10**9), floats), max_size=30).map(sorted),
@@ -280,6 +281,13 @@ def test_any_status_fits_any_terminal(width, height, unicode, status):
         assert sum(segment.cell_length for segment in line) <= width
     dashboard.progress_line(status)
     dashboard.evaluation_line(status)
+
+
+def test_while_only_updates_happen_their_rate_is_shown():
+    learning = a_status(steps_per_second=0.0, updates_per_second=4.5, eta_seconds=None)
+    assert dashboard.progress_line(learning).endswith("  4.5 updates/s")
+    both = a_status(steps_per_second=2.0, updates_per_second=4.5, eta_seconds=None)
+    assert dashboard.progress_line(both).endswith("  2 steps/s")
 
 
 def test_chart_rises_with_the_values():

@@ -34,6 +34,7 @@ class Status:
     episodes: int = 0
     total_steps: int | None = None  # planned agent steps
     steps_per_second: float = 0.0
+    updates_per_second: float = 0.0
     eta_seconds: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     evaluations: list[tuple[int, float]] = field(default_factory=list)  # env_steps, mean return
@@ -153,7 +154,7 @@ def progress_line(status: Status) -> str:
     """Return the state of a run on one line."""
     words = [_phase_words(status), f"{100 * _fraction(status.phase_progress):3.0f} %", _counters(status)]
     words += [f"{key} {number(value)}" for key, value in most_important(status.metrics, 3)]
-    words.append(f"{number(status.steps_per_second)} steps/s")
+    words.append(" ".join(_speed(status)))
     if status.eta_seconds is not None:
         words.append(f"ETA {duration(status.eta_seconds)}")
     return "  ".join(words)
@@ -185,7 +186,8 @@ def panel(status: Status, width: int, height: int, unicode: bool) -> Any:
     counters += [("updates", status.updates, ""), ("episodes", status.episodes, "")]
     cells = [Text.assemble((f"{name} ", "dim"), (f"{count:,}", "bold"), (of, "dim")) for name, count, of in counters]
     rows.append(_grid(Table, cells, inner, cell_width=22))
-    times = [(number(status.steps_per_second), "bold"), (" steps/s", "dim")]
+    rate, unit = _speed(status)
+    times = [(rate, "bold"), (f" {unit}", "dim")]
     if status.eta_seconds is not None:
         times += [("   ETA ", "dim"), (duration(status.eta_seconds), "bold")]
     if status.checkpoint_age_seconds is not None:
@@ -313,6 +315,13 @@ def _grid(table_class: Any, cells: Sequence[Any], width: int, cell_width: int) -
     for start in range(0, len(cells), num_columns):
         grid.add_row(*cells[start : start + num_columns])
     return grid
+
+
+def _speed(status: Status) -> tuple[str, str]:
+    """Return the rate of steps and its unit; of updates while only they happen."""
+    if status.steps_per_second == 0 and status.updates_per_second > 0:
+        return number(status.updates_per_second), "updates/s"
+    return number(status.steps_per_second), "steps/s"
 
 
 def _counters(status: Status) -> str:

@@ -83,7 +83,7 @@ class Orchestrator:
         self._saved_steps = 0
         self._saved_at = self._started_at = time.monotonic()
         self._wall_before = 0.0  # seconds of earlier sessions
-        self._steps_before = 0
+        self._steps_before = self._updates_before = 0
         self._stopping = False
         self._cycles = 0
         self._phase = self.scheduler.current_phase().name
@@ -266,6 +266,7 @@ class Orchestrator:
         self._phase = self.scheduler.current_phase().name  # also passes the end of a cycle that was just finished
         self._cycles = self.scheduler.cycles
         self._saved_steps = self._steps_before = self.counters.agent_steps
+        self._updates_before = self.counters.updates
         self.recorder.truncate(run["jsonl_offset"])
 
     def is_finished(self) -> bool:
@@ -450,6 +451,7 @@ class Orchestrator:
             episodes=counters.episodes,
             total_steps=total,
             steps_per_second=rate,
+            updates_per_second=self._per_second(counters.updates - self._updates_before),
             eta_seconds=left,
             metrics=self._shown,
             evaluations=[(entry.env_steps, entry.return_mean) for entry in self.evaluator.history],
@@ -458,8 +460,10 @@ class Orchestrator:
         )
 
     def _steps_per_second(self) -> float:
-        elapsed = time.monotonic() - self._started_at
-        return (self.counters.agent_steps - self._steps_before) / max(elapsed, 1e-9)
+        return self._per_second(self.counters.agent_steps - self._steps_before)
+
+    def _per_second(self, count: int) -> float:
+        return count / max(time.monotonic() - self._started_at, 1e-9)
 
     def _wall_seconds(self) -> float:
         return self._wall_before + time.monotonic() - self._started_at
