@@ -1,9 +1,11 @@
-"""What building an experiment settles for the process."""
+"""What building an experiment settles: for the process, and between its parts."""
 
+import pytest
 import torch
 
 from rl_lab.build import build_experiment
 from rl_lab.composition import load_experiment
+from rl_lab.core.errors import UserError
 
 
 def test_denormal_numbers_are_flushed(tmp_path):
@@ -13,3 +15,20 @@ def test_denormal_numbers_are_flushed(tmp_path):
     assert tiny.mul(1e-10).count_nonzero() == 8
     build_experiment(load_experiment("ppo_cartpole"), tmp_path).close()
     assert tiny.mul(1e-10).count_nonzero() == (0 if possible else 8)
+
+
+VIEW = "+buffers.large={_target_: rl_lab.data.sources.ReplaySource, shares: %s, batch_size: 16}"
+
+
+def test_another_buffer_may_view_the_ring_of_the_single_one(tmp_path):
+    experiment = build_experiment(load_experiment("dqn_cartpole", [VIEW % "replay"]), tmp_path)
+    assert experiment.sources["large"].ring is experiment.sources["replay"].ring
+    assert experiment.sources["replay"].owns_ring
+    assert not experiment.sources["large"].owns_ring
+    experiment.close()
+
+
+def test_a_ring_that_nobody_owns_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"buffers\.large\.shares") as refused:
+        build_experiment(load_experiment("dqn_cartpole", [VIEW % "reply"]), tmp_path)
+    assert "replay" in str(refused.value)

@@ -31,7 +31,7 @@ def build_sources(
             )
         nodes["replay"] = config.buffer
     sources: dict[str, Source] = {}
-    for name, node in nodes.items():
+    for name, node in sorted(nodes.items(), key=lambda entry: _shares(entry[1])):  # what owns a ring comes first
         key = f"buffers.{name}" if name in config.buffers else "buffer"
         if not re.fullmatch(r"[\w-]+", name):
             raise UserError(
@@ -41,7 +41,7 @@ def build_sources(
                 remedy="use letters, digits, - and _",
             )
         given = {"num_envs": config.environment.num_envs, "generator": seeds.numpy(f"source/{name}"), "device": device}
-        if isinstance(node, Mapping) and "shares" in node:
+        if _shares(node):
             given["ring"] = _shared_ring(node["shares"], f"{key}.shares", sources)
             node = {argument: value for argument, value in node.items() if argument != "shares"}
         if isinstance(node, Mapping) and "run" in node:
@@ -53,15 +53,19 @@ def build_sources(
     return sources
 
 
+def _shares(node: Any) -> bool:
+    return isinstance(node, Mapping) and "shares" in node
+
+
 def _shared_ring(shares: Any, key: str, sources: Mapping[str, Source]) -> Any:
     rings = {name: source.ring for name, source in sources.items() if isinstance(source, ReplaySource)}
     if parse(str, shares, key) not in rings:
         raise UserError(
-            "no earlier buffer with a ring has this name",
+            "no buffer with a ring of its own has this name",
             key=key,
             value=shares,
             valid=rings,
-            remedy="declare the buffer that owns the ring first",
+            remedy="name the buffer that owns the ring",
         )
     return rings[shares]
 
