@@ -22,7 +22,7 @@ from rl_lab.components.representation.observations import (
     VectorDecoder,
     VectorEncoder,
 )
-from rl_lab.components.twohot import SymexpTwoHot, symexp, symlog
+from rl_lab.components.twohot import SymexpTwoHot, TwoHot, symexp, symlog
 from rl_lab.core.errors import UserError
 
 DETER, FEATURES = 16, 24
@@ -181,13 +181,17 @@ def test_a_zero_output_predicts_exactly_zero():
     assert torch.equal(head.mean(outputs), torch.zeros(7))
 
 
-def test_two_hot_codes_one_bin_at_a_time():
-    twohot = SymexpTwoHot(num_bins=11, limit=3.0)
+@pytest.mark.parametrize("space", ["values", "symlog"])
+def test_two_hot_codes_one_bin_at_a_time(space):
+    """Bins of 2024 code the values themselves and average them, those of 2023 their symlogs."""
+    twohot = SymexpTwoHot(num_bins=11, limit=3.0) if space == "values" else TwoHot(11, -3.0, 3.0)
     bins = [float(b) for b in twohot.bins.double()]
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(40, 11, generator=generator)
-    values = torch.cat([10.0 * torch.randn(27, generator=generator), twohot.bins, torch.tensor([1e6, -1e6])])
-    for row, value, loss in zip(logits, values.tolist(), twohot.loss(logits, values).tolist(), strict=True):
+    on_bins = twohot.bins if space == "values" else symexp(twohot.bins)
+    values = torch.cat([10.0 * torch.randn(27, generator=generator), on_bins, torch.tensor([1e6, -1e6])])
+    coded = values if space == "values" else symlog(values)
+    for row, value, loss in zip(logits, coded.tolist(), twohot.loss(logits, values).tolist(), strict=True):
         value = min(max(value, bins[0]), bins[-1])
         code = [0.0] * 11
         for i in range(10):
@@ -199,8 +203,9 @@ def test_two_hot_codes_one_bin_at_a_time():
         assert sum(code) == pytest.approx(1.0)
         expected = -sum(weight * log for weight, log in zip(code, row.log_softmax(-1).tolist(), strict=True))
         assert loss == pytest.approx(expected, rel=1e-4, abs=1e-4)
-    decoded = [sum(p * b for p, b in zip(row.softmax(-1).tolist(), bins, strict=True)) for row in logits]
-    torch.testing.assert_close(twohot.mean(logits), torch.tensor(decoded), rtol=1e-4, atol=1e-4)
+    averages = torch.tensor([sum(p * b for p, b in zip(row.softmax(-1).tolist(), bins, strict=True)) for row in logits])
+    expected = averages if space == "values" else symexp(averages)
+    torch.testing.assert_close(twohot.mean(logits), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_predictions_have_their_minimum_at_the_truth():

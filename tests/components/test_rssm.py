@@ -16,7 +16,7 @@ from rl_lab.components.representation.variables import Categoricals, Gaussians
 from rl_lab.components.world_model import WorldModel
 
 STEPS, BATCH, ACTION, DETER = 7, 5, 3, 16
-PAPERS = ("v1", "v2", "v3")
+PAPERS = ("v1", "v2", "v3", "v3 of 2023")
 
 
 class Embedding(nn.Module):
@@ -28,9 +28,12 @@ class Embedding(nn.Module):
 
 def build(paper, seed=0):
     torch.manual_seed(seed)
-    variable = {"v1": Gaussians(4), "v2": Categoricals(4, 5, unimix=0.0), "v3": Categoricals(4, 5)}[paper]
+    variable = {"v1": Gaussians(4), "v2": Categoricals(4, 5, unimix=0.0)}.get(paper, Categoricals(4, 5))
     if paper == "v3":
         model = RSSM(Embedding(), BlockGRU(DETER, variable.size, ACTION, 8), variable, 8, prior_layers=2)
+    elif paper == "v3 of 2023":
+        cell = GRU(DETER, variable.size, ACTION, 8, activation="silu", norm="layer", input_norm="layer")
+        model = RSSM(Embedding(), cell, variable, 8, norm="layer")
     else:
         cell = GRU(DETER, variable.size, ACTION, 8, norm="layer" if paper == "v2" else "none")
         model = RSSM(Embedding(), cell, variable, 8, activation="elu", norm="none")
@@ -174,6 +177,29 @@ def test_block_gru_one_block_at_a_time():
         own = deter[:, 4 * block : 4 * block + 4]
         expected.append(update * torch.tanh(torch.sigmoid(reset) * candidate) + (1.0 - update) * own)
     torch.testing.assert_close(cell(deter, stoch, cell.ahead(action)), torch.cat(expected, -1))
+
+
+def test_gated_unit_with_layer_norms_one_row_at_a_time():
+    torch.manual_seed(0)
+    cell = GRU(4, 6, 2, 5, activation="silu", norm="layer", input_norm="layer")
+    for parameter in cell.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    deter, stoch, action = torch.randn(3, 4), torch.randn(3, 6), torch.tensor([[0.5, -3.0], [2.0, 0.1], [0.0, -0.4]])
+
+    def normed(values, norm):
+        centred = values - values.mean()
+        return centred / (centred.square().mean() + 1e-3).sqrt() * norm.scale + norm.shift
+
+    for row, limited in enumerate(torch.tensor([[0.5, -1.0], [1.0, 0.1], [0.0, -0.4]])):
+        inputs = cell.dense.linear.weight @ torch.cat([stoch[row], limited])
+        inputs = normed(inputs, cell.dense.norm)
+        inputs = inputs * torch.sigmoid(inputs)
+        gates = normed(cell.gates.weight @ torch.cat([inputs, deter[row]]), cell.norm)
+        reset, candidate, update = torch.sigmoid(gates[:4]), gates[4:8], torch.sigmoid(gates[8:] - 1.0)
+        expected = update * torch.tanh(reset * candidate) + (1.0 - update) * deter[row]
+        torch.testing.assert_close(cell(deter, stoch, cell.ahead(action))[row], expected)
+    assert cell.dense.linear.bias is None
+    assert cell.gates.bias is None
 
 
 def test_categorical_divergence_and_entropy_one_variable_at_a_time():

@@ -100,6 +100,7 @@ PROBES = [
     ("v3", "both", False),
     ("v2", "both", False),
     ("v1", "both", True),
+    ("v3 of 2023", "both", True),
     *(
         pytest.param("v3", probe, True, marks=SLOW)
         for probe in ("constant", "observation", "delayed", "action", "both")
@@ -511,9 +512,24 @@ def test_the_smallest_model_has_as_many_parameters_as_the_author_reports_for_wal
     assert num_parameters("model=dreamerv3_1m", policy, observation=24, action=6) == 640_867
 
 
-def test_the_dense_model_has_twelve_million_parameters_for_walker():
+def test_the_model_of_2023_has_the_layers_that_were_published():
+    """Five normalised layers of 1024 for observations, a gated unit of 512, two layers of 512 for everything else."""
+
+    def normalised(inputs, outputs):
+        return inputs * outputs + 2 * outputs  # no bias: the norm has a scale and a shift
+
+    def plain(inputs, outputs):
+        return inputs * outputs + outputs
+
+    encoder = normalised(24, 1024) + 4 * normalised(1024, 1024)
+    decoder = normalised(1536, 1024) + 4 * normalised(1024, 1024) + plain(1024, 24)
+    cell = normalised(1024 + 6, 512) + normalised(512 + 512, 3 * 512)
+    prior = normalised(512, 512) + plain(512, 1024)
+    posterior = normalised(512 + 1024, 512) + plain(512, 1024)
+    heads = sum(normalised(1536, 512) + normalised(512, 512) + plain(512, outputs) for outputs in (255, 1, 12, 255))
     policy = "controllers.actor.policy._target_=rl_lab.components.policies.BoundedNormal"
-    assert num_parameters("model=dreamerv3_dense", policy, observation=24, action=6) == 11_858_467
+    count = num_parameters("model=dreamerv3_2023", policy, observation=24, action=6)
+    assert count == encoder + decoder + cell + prior + posterior + heads == 18_707_491
 
 
 @pytest.mark.parametrize("paper", ["v1", "v3"])

@@ -52,7 +52,7 @@ class LatentModel:
 
     def rewards(self, latents: Tensor, actions: Tensor) -> Tensor:
         """Return the rewards of actions."""
-        return self.twohot.decode(self.reward(latents, self.codes(actions)))
+        return self.twohot.mean(self.reward(latents, self.codes(actions)))
 
     def ended(self, latents: Tensor) -> Tensor:
         """Return the probability that the world has ended."""
@@ -63,11 +63,11 @@ class LatentModel:
     def value(self, latents: Tensor, draws: Tensor, pair: Tensor) -> Tensor:
         """Return the mean of two critics at the policy's actions for given draws."""
         actions = self.policy.actions(latents, draws)
-        return self.twohot.decode(self.critics(latents, self.codes(actions), pair)).mean(0)
+        return self.twohot.mean(self.critics(latents, self.codes(actions), pair)).mean(0)
 
     def all_values(self, latents: Tensor, actions: Tensor) -> Tensor:
         """Return what every critic says: [members, ...]."""
-        return self.twohot.decode(self.critics(latents, self.codes(actions)))
+        return self.twohot.mean(self.critics(latents, self.codes(actions)))
 
     def mean_value(self, latents: Tensor) -> Tensor:
         """Return the mean of all critics at the policy's own choice."""

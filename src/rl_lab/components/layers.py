@@ -38,7 +38,7 @@ def initialize(weight: Tensor, fan_in: int, kind: Initialization, scale: float =
 
 
 def customary(norm: Normalization) -> Initialization:
-    """Return how the weights of networks with this norm begin: in v3, or in v1 and v2."""
+    """Return how the weights of networks with this norm begin: in v3 of 2024, or in the versions before it."""
     return "truncated" if norm == "rms" else "glorot"
 
 
@@ -285,7 +285,8 @@ class Dense(nn.Module):
         num_ahead: Natural = 0,
     ) -> None:
         super().__init__()
-        self.linear = Linear(inputs, outputs, num_ahead=num_ahead, initialization=customary(norm))
+        bias = norm != "layer"  # which has a shift of its own
+        self.linear = Linear(inputs, outputs, num_ahead=num_ahead, bias=bias, initialization=customary(norm))
         self.norm = Norm(outputs, norm)
         self._activation = ACTIVATIONS[activation]
         self.is_plain = activation == "silu" and norm == "rms"

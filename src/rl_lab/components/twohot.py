@@ -21,27 +21,28 @@ def symexp(values: Tensor) -> Tensor:
 
 
 class TwoHot(nn.Module):
-    """Bins that are evenly spaced in symlog space, and what they mean."""
+    """Bins that are evenly spaced in symlog space, codes and expected values in that space (Hafner et al. 2023)."""
 
     bins: Tensor
-    pure = ("decode", "loss")  # methods without chance, which may be compiled
+    pure = ("mean", "loss")  # methods without chance, which may be compiled
 
     def __init__(self, num_bins: Annotated[int, Range(2, 4096)] = 101, low: float = -10.0, high: float = 10.0) -> None:
         super().__init__()
-        self.num_bins, self.low, self.high = num_bins, low, high
+        self.num_parameters, self.low, self.high = num_bins, low, high
         self.register_buffer("bins", torch.linspace(low, high, num_bins), persistent=False)
 
     def encode(self, values: Tensor) -> Tensor:
-        """Return weights [..., num_bins]; values beyond the last bin are that bin."""
-        position = (symlog(values).clamp(self.low, self.high) - self.low) * (self.num_bins - 1) / (self.high - self.low)
-        lower = position.floor().clamp(max=self.num_bins - 2)  # the upper neighbour always exists: nothing wraps
+        """Return weights [..., num_parameters]; values beyond the last bin are that bin."""
+        width = (self.high - self.low) / (self.num_parameters - 1)
+        position = (symlog(values).clamp(self.low, self.high) - self.low) / width
+        lower = position.floor().clamp(max=self.num_parameters - 2)  # the upper neighbour always exists: nothing wraps
         share = position - lower
         index = lower.long().unsqueeze(-1)
-        weights = torch.zeros(*values.shape, self.num_bins, dtype=values.dtype, device=values.device)
+        weights = torch.zeros(*values.shape, self.num_parameters, dtype=values.dtype, device=values.device)
         weights.scatter_(-1, index, (1.0 - share).unsqueeze(-1))
         return weights.scatter_(-1, index + 1, share.unsqueeze(-1))
 
-    def decode(self, logits: Tensor) -> Tensor:
+    def mean(self, logits: Tensor) -> Tensor:
         """Return the scalar that logits mean."""
         return symexp((logits.float().softmax(-1) * self.bins).sum(-1))
 

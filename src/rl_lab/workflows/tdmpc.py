@@ -155,14 +155,14 @@ class TDMPCWorkflow(Workflow):
     def _target_values(self, latents: Tensor, draws: Tensor, pair: Tensor) -> Tensor:
         """Return the lesser of two target critics at the policy's actions."""
         actions = self.policy.actions(latents, draws)
-        return self.twohot.decode(self.target_critics(latents, self.model.codes(actions), pair)).amin(0)
+        return self.twohot.mean(self.target_critics(latents, self.model.codes(actions), pair)).amin(0)
 
     def _policy_values(self, latents: Tensor, draws: Tensor, pair: Tensor, dropout: Tensor | None) -> Expectation:
         """Return what two critics expect of the policy; they are not trained by it."""
 
         def value(actions: Tensor) -> Tensor:
             logits = self.critics(latents, self.model.codes(actions), pair, dropout, frozen=True)
-            return self.twohot.decode(logits).mean(0)
+            return self.twohot.mean(logits).mean(0)
 
         return self.policy.expect(latents, draws, value)
 

@@ -24,7 +24,10 @@ from rl_lab.core.ranges import Count
 
 
 class GRU(nn.Module):
-    """A gated recurrent unit (Cho et al. 2014) behind one dense layer, as Dreamer v1 and v2 have it."""
+    """A gated recurrent unit (Cho et al. 2014) behind one dense layer, as Dreamer v1, v2 and the first v3 have it.
+
+    `norm` is that of the gates, `input_norm` that of the dense layer.
+    """
 
     def __init__(
         self,
@@ -34,17 +37,18 @@ class GRU(nn.Module):
         units: Count,
         activation: Activation = "elu",
         norm: Normalization = "none",
+        input_norm: Normalization = "none",
         update_bias: float = -1.0,
     ) -> None:
         super().__init__()
         self.deter, self.stoch, self.action, self.update_bias = deter, stoch, action, update_bias
-        self.dense = Dense(stoch + action, units, activation=activation, norm="none", num_ahead=action)
+        self.dense = Dense(stoch + action, units, activation=activation, norm=input_norm, num_ahead=action)
         self.gates = Linear(units + deter, 3 * deter, bias=norm == "none", initialization="glorot")
         self.norm = Norm(3 * deter, norm)
 
     def ahead(self, actions: Tensor, tape: Tape | None = None) -> Tensor:
-        """Prepare what depends on actions [..., A] alone."""
-        return self.dense.linear.project(actions, tape)
+        """Prepare what depends on actions [..., A] alone; beyond [-1, 1] only their sign counts."""
+        return self.dense.linear.project(_limited(actions), tape)
 
     def forward(self, deter: Tensor, stoch: Tensor, ahead: Tensor, tape: Tape | None = None) -> Tensor:
         """Move on."""

@@ -73,7 +73,7 @@ class Head(nn.Module):
     def __init__(
         self,
         inputs: Count,
-        prediction: Any,  # UnitNormal, SymlogError, SymexpTwoHot, Bernoulli
+        prediction: Any,  # UnitNormal, SymlogError, TwoHot, SymexpTwoHot, Bernoulli
         units: Count,
         num_layers: Natural,
         activation: layers.Activation = "silu",
