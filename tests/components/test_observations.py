@@ -206,6 +206,8 @@ def test_two_hot_codes_one_bin_at_a_time(space):
     averages = torch.tensor([sum(p * b for p, b in zip(row.softmax(-1).tolist(), bins, strict=True)) for row in logits])
     expected = averages if space == "values" else symexp(averages)
     torch.testing.assert_close(twohot.mean(logits), expected, rtol=1e-4, atol=1e-4)
+    halved = twohot.loss(logits.bfloat16(), values)  # what a network in bfloat16 says is read in float32
+    assert torch.equal(halved, twohot.loss(logits.bfloat16().float(), values))
 
 
 def test_predictions_have_their_minimum_at_the_truth():

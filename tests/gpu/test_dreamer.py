@@ -20,6 +20,15 @@ SMALL = {
     "dreamerv3_gridworld": LAPROP,
     "dreamerv2_gridworld": {},
     "dreamerv1_gridworld": {},
+    "dreamerv3_dmc_2023": {
+        "experiment.name": "small",
+        "environment": "pendulum",
+        "environment.num_envs": 4,
+        **{f"_dims.{name}": size for name, size in {"deter": 64, "units": 32, "observation_units": 32}.items()},
+        **{f"_dims.{name}": size for name, size in {"variables": 8, "classes": 8, "stoch": 64}.items()},
+        "buffer.window": 17,
+        "training.precision": "float32",
+    },
 }
 
 
@@ -78,6 +87,10 @@ def test_v3_on_vectors_agrees():
 
 def test_v3_on_pixels_agrees():
     check_capture("dreamerv3_gridworld")
+
+
+def test_v3_of_2023_agrees():
+    check_capture("dreamerv3_dmc_2023")
 
 
 def test_v2_agrees():

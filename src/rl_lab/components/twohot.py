@@ -48,7 +48,7 @@ class TwoHot(nn.Module):
 
     def loss(self, logits: Tensor, values: Tensor) -> Tensor:
         """Return the cross-entropy with the two-hot code, per entry."""
-        return -(self.encode(values) * logits.log_softmax(-1)).sum(-1)
+        return -(self.encode(values) * logits.float().log_softmax(-1)).sum(-1)
 
 
 class SymexpTwoHot(nn.Module):
