@@ -190,7 +190,8 @@ class Workflow:
     @classmethod
     def hooks(cls) -> tuple[str, ...]:
         """Return the names of the update hooks."""
-        return tuple(name for name in dir(cls) if name.startswith("update_") and callable(getattr(cls, name)))
+        names = tuple(name for name in dir(cls) if name.startswith("update_") and callable(getattr(cls, name)))
+        return () if names == ("update_afresh",) else names  # who learns nothing has nothing to forget
 
     @classmethod
     @functools.cache
