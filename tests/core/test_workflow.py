@@ -402,5 +402,9 @@ def test_a_workflow_that_begins_afresh_learns_as_it_did_at_first():
 def test_beginning_afresh_needs_a_start():
     with pytest.raises(RuntimeError, match="remember_start"):
         toy().update_afresh(phase=PHASE)
-    with pytest.raises(UserError, match="no networks"):
+    with pytest.raises(UserError, match="not all networks"):
         Workflow().remember_start()
+    workflow = toy()
+    workflow.critic = {"elsewhere": workflow.critic}  # an optimiser trains it, but nobody finds it
+    with pytest.raises(UserError, match="not all networks"):
+        workflow.remember_start()

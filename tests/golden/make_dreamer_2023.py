@@ -22,7 +22,7 @@ from dreamerv3 import ninjax as nj
 from safetensors.numpy import save_file
 from tensorflow_probability.substrates import jax as tfp
 
-OBSERVATION, ACTION, DETER, UNITS, WIDE, VARIABLES, CLASSES, BINS, HORIZON = 5, 2, 16, 8, 12, 4, 4, 41, 4
+OBSERVATION, ACTION, DETER, UNITS, VARIABLES, CLASSES, BINS, HORIZON = 5, 2, 32, 8, 4, 4, 255, 4
 STEPS, BATCH, DISCOUNT = 6, 3, 1 - 1 / 333
 STOCH = VARIABLES * CLASSES
 FEATURES = DETER + STOCH
@@ -49,50 +49,46 @@ class Names:
         self.values: dict[str, np.ndarray] = {}
         self.theirs: dict[str, str] = {}
 
-    def layer(self, theirs: str, ours: str, inputs: int, outputs: int, *, normed: bool) -> None:
-        weight, norm = ("linear.weight", "norm") if normed else ("weight", "")
-        self.put(f"{theirs}/kernel", f"{ours}.{weight}", self.random.normal(0.0, inputs**-0.5, (outputs, inputs)))
-        if normed:
-            self.put(f"{theirs}/norm/scale", f"{ours}.{norm}.scale", 1.0 + 0.2 * self.random.normal(size=outputs))
-            self.put(f"{theirs}/norm/bias", f"{ours}.{norm}.shift", 0.2 * self.random.normal(size=outputs))
-        else:
-            self.put(f"{theirs}/bias", f"{ours}.bias", 0.2 * self.random.normal(size=outputs))
-
     def put(self, theirs: str, ours: str, value: np.ndarray) -> None:
         self.theirs[theirs], self.values[ours] = ours, value.astype(np.float32)
 
-    def network(self, theirs: str, ours: str, inputs: int, units: int, output: str = "", outputs: int = 0) -> None:
-        for i in range(2):
-            self.layer(f"{theirs}/h{i}", f"{ours}.layers.{i}", units if i else inputs, units, normed=True)
-        if outputs:
-            self.layer(f"{theirs}/{output}", f"{ours}.output", units, outputs, normed=False)
+    def normed(self, theirs: str, weight: str, norm: str, inputs: int, outputs: int) -> None:
+        self.put(f"{theirs}/kernel", weight, self.random.normal(0.0, inputs**-0.5, (outputs, inputs)))
+        self.put(f"{theirs}/norm/scale", f"{norm}.scale", 1.0 + 0.2 * self.random.normal(size=outputs))
+        self.put(f"{theirs}/norm/bias", f"{norm}.shift", 0.2 * self.random.normal(size=outputs))
+
+    def dense(self, theirs: str, ours: str, inputs: int) -> None:
+        self.normed(theirs, f"{ours}.linear.weight", f"{ours}.norm", inputs, UNITS)
+
+    def linear(self, theirs: str, ours: str, outputs: int) -> None:
+        self.put(f"{theirs}/kernel", f"{ours}.weight", self.random.normal(0.0, UNITS**-0.5, (outputs, UNITS)))
+        self.put(f"{theirs}/bias", f"{ours}.bias", 0.2 * self.random.normal(size=outputs))
+
+    def network(self, theirs: str, ours: str, inputs: int) -> None:
+        self.dense(f"{theirs}/h0", f"{ours}.layers.0", inputs)
+        self.dense(f"{theirs}/h1", f"{ours}.layers.1", UNITS)
 
 
 def parameters() -> Names:
     """Return all parameters of model, actor and both critics."""
-    names, rssm = Names(), "wm/rssm"
-    names.network("wm/enc/mlp", "rssm/encoder.vector.network", OBSERVATION, WIDE)
-    names.layer(f"{rssm}/img_in", "rssm/cell.dense", STOCH + ACTION, UNITS, normed=True)
-    names.layer(f"{rssm}/gru", "rssm/cell.gates", UNITS + DETER, 3 * DETER, normed=True)
-    for theirs, ours in (("kernel", "weight"), ("norm/scale", "scale"), ("norm/bias", "shift")):  # not a dense layer
-        old = names.theirs[f"{rssm}/gru/{theirs}"]
-        new = "rssm/cell.gates.weight" if ours == "weight" else f"rssm/cell.norm.{ours}"
-        names.put(f"{rssm}/gru/{theirs}", new, names.values.pop(old))
-    names.layer(f"{rssm}/img_out", "rssm/prior.layers.0", DETER, UNITS, normed=True)
-    names.layer(f"{rssm}/img_stats", "rssm/prior.output", UNITS, STOCH, normed=False)
-    names.layer(f"{rssm}/obs_out", "rssm/posterior", DETER + WIDE, UNITS, normed=True)
-    names.layer(f"{rssm}/obs_stats", "rssm/posterior_output", UNITS, STOCH, normed=False)
-    names.network(
-        "wm/dec/mlp", "decoder/vector.network", FEATURES, WIDE, output="dist_observation/out", outputs=OBSERVATION
-    )
-    behaviour = "task_behavior"
+    names, rssm, behaviour = Names(), "wm/rssm", "task_behavior"
+    names.network("wm/enc/mlp", "rssm/encoder.vector.network", OBSERVATION)
+    names.dense(f"{rssm}/img_in", "rssm/cell.dense", STOCH + ACTION)
+    names.normed(f"{rssm}/gru", "rssm/cell.gates.weight", "rssm/cell.norm", UNITS + DETER, 3 * DETER)
+    names.dense(f"{rssm}/img_out", "rssm/prior.layers.0", DETER)
+    names.linear(f"{rssm}/img_stats", "rssm/prior.output", STOCH)
+    names.dense(f"{rssm}/obs_out", "rssm/posterior", DETER + UNITS)
+    names.linear(f"{rssm}/obs_stats", "rssm/posterior_output", STOCH)
+    names.network("wm/dec/mlp", "decoder/vector.network", FEATURES)
+    names.linear("wm/dec/mlp/dist_observation/out", "decoder/vector.network.output", OBSERVATION)
     heads = [("wm/rew", "reward", BINS), ("wm/cont", "continuation", 1)]
     heads += [(f"{behaviour}/critic/net", "critic", BINS), (f"{behaviour}/critic/slow", "slow_critic", BINS)]
     for theirs, ours, outputs in heads:
-        names.network(theirs, f"{ours}/network", FEATURES, UNITS, output="dist_out/out", outputs=outputs)
-    names.network(f"{behaviour}/ac/actor", "actor/network", FEATURES, UNITS)
+        names.network(theirs, f"{ours}/network", FEATURES)
+        names.linear(f"{theirs}/dist_out/out", f"{ours}/network.output", outputs)
+    names.network(f"{behaviour}/ac/actor", "actor/network", FEATURES)
     for i, part in enumerate(("out", "std")):
-        names.layer(f"{behaviour}/ac/actor/dist_out/{part}", f"actor/outputs.{i}", UNITS, ACTION, normed=False)
+        names.linear(f"{behaviour}/ac/actor/dist_out/{part}", f"actor/outputs.{i}", ACTION)
     names.values["continuation/network.output.weight"] *= 0.0
     names.values["continuation/network.output.bias"][:] = np.log(DISCOUNT / (1 - DISCOUNT))
     return names
@@ -117,9 +113,11 @@ def configuration() -> embodied.Config:
     """Return the author's configuration for vectors of the control suite, at toy size."""
     config = embodied.Config(agent.Agent.configs["defaults"]).update(agent.Agent.configs["dmc_proprio"])
     sizes = {"rssm.deter": DETER, "rssm.stoch": VARIABLES, "rssm.classes": CLASSES, "imag_horizon": HORIZON}
-    wide = {f"{name}.mlp_{what}": n for name in ("encoder", "decoder") for what, n in (("layers", 2), ("units", WIDE))}
+    observed = {
+        f"{name}.mlp_{what}": n for name in ("encoder", "decoder") for what, n in (("layers", 2), ("units", UNITS))
+    }
     patterns = {r".*\.units$": UNITS, r".*\.bins$": BINS}
-    return config.update({"jax.precision": "float32", "rssm.initial": "zeros", **sizes, **wide, **patterns})
+    return config.update({"jax.precision": "float32", "rssm.initial": "zeros", **sizes, **observed, **patterns})
 
 
 def main() -> None:

@@ -126,6 +126,17 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     "stepping": ("stepping", *TOY),
     "tdmpc2": ("tdmpc2_swingup", *_TDMPC),
     "dreamer": ("dreamer_cartpole", "training.phases.0.workflow_hooks.0.collect=8", *_DREAMER),
+    "dreamer_2023": (
+        "dreamerv3_dmc_2023",
+        "experiment.name=dreamer_2023",
+        "environment=pendulum",
+        "_dims.observation_units=8",
+        "buffer.storage=cpu",
+        "training.precision=float32",
+        "training.phases.0.duration_steps=40",
+        "training.phases.0.workflow_hooks.0.collect=10",
+        *_DREAMER,
+    ),
     "dreamer_pixels": (
         "dreamerv1_gridworld",
         "_dims.depth=4",

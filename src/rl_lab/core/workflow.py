@@ -207,9 +207,10 @@ class Workflow:
         """Keep a copy of all networks, targets among them, for `update_afresh`."""
         modules = [value for value in vars(self).values() if isinstance(value, nn.Module)]
         held = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
-        if not held:
+        trained = [parameter for optimizer in self.optimizers() for parameter in optimizer.parameters]
+        if not trained or any(id(parameter) not in held for parameter in trained):
             raise UserError(
-                f"{type(self).__name__} has no networks among its attributes to begin again with",
+                f"{type(self).__name__} has not all networks that it trains among its attributes to begin again with",
                 key="training.phases",
                 value="update_afresh",
                 remedy="leave this hook out, or define update_afresh in the workflow",
