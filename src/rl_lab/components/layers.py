@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.fused import Activated, attach, fuses
+from rl_lab.components.products import linear, product
 from rl_lab.core.ranges import Count, Natural, NonNegative
 
 Activation = Literal["silu", "elu", "relu", "tanh", "gelu"]
@@ -108,8 +109,8 @@ class Linear(ScanLayer):
         """Map the inputs that are known ahead."""
         if tape is not None:
             (weight,) = tape.weights[f"{self.key}.ahead"]
-            return F.linear(ahead.to(weight.dtype), weight)
-        return F.linear(ahead, self.ahead())
+            return linear(ahead.to(weight.dtype), weight)
+        return linear(ahead, self.ahead())
 
     def ahead(self) -> Tensor:
         """Return the weights of the inputs that are known ahead [outputs, ahead]."""
@@ -119,8 +120,8 @@ class Linear(ScanLayer):
         """Map all inputs, or, where some are known ahead, the others."""
         if tape is not None:
             values = values.to(tape.weights[self.key][0].dtype)
-            return tape.record(self.key, values, F.linear(values, *tape.weights[self.key]))
-        return F.linear(values, *self.scanned())
+            return tape.record(self.key, values, linear(values, *tape.weights[self.key]))
+        return linear(values, *self.scanned())
 
     def scanned(self) -> tuple[Tensor, ...]:
         """Return the weights that the steps of a scan use."""
@@ -129,7 +130,7 @@ class Linear(ScanLayer):
 
     def gradients(self, seen: Tensor, outputs: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of `scanned`."""
-        weight = outputs.T @ seen.to(outputs.dtype)
+        weight = product(outputs.T, seen.to(outputs.dtype))
         return (weight,) if self.bias is None else (weight, outputs.sum(0))
 
 
@@ -199,7 +200,7 @@ class SharedBlockLinear(ScanLayer):
     def _map(self, own: Tensor, shared: Tensor, weight: Tensor, shared_weight: Tensor, bias: Tensor) -> Tensor:
         rows = own.reshape(-1, self.num_blocks, self.num_own).transpose(0, 1)  # [G, R, own]
         blocks = torch.bmm(rows, weight).transpose(0, 1).reshape(*own.shape[:-1], self.outputs)
-        return blocks + F.linear(shared, shared_weight.T, bias)
+        return blocks + linear(shared, shared_weight.T, bias)
 
     def scanned(self) -> tuple[Tensor, ...]:
         """Return the weights that the steps of a scan use: of the own inputs, of the shared ones, and the bias."""
@@ -295,7 +296,7 @@ class Dense(nn.Module):
         """Map; `ahead` is what `linear.project` made of the inputs that were known ahead."""
         if self.is_plain and fuses_with(values, tape):  # one kernel adds the bias, too
             weight, bias = self.linear.scanned() if tape is None else tape.weights[self.linear.key]
-            outputs = F.linear(values if tape is None else values.to(weight.dtype), weight)
+            outputs = linear(values if tape is None else values.to(weight.dtype), weight)
         else:
             outputs, bias = self.linear(values, tape), None
         outputs = outputs if ahead is None else outputs + ahead

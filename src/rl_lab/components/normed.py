@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.layer_norm import Beside, can_fuse, fused_norm
+from rl_lab.components.products import linear, stacked
 from rl_lab.core import noise
 from rl_lab.core.ranges import Count, Range
 
@@ -69,8 +70,8 @@ class NormedMLP(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(size) for size in (sizes[1:] if simplex else hidden))
         self.action_weight = nn.Parameter(torch.empty(actions, sizes[1])) if actions else None
         self.simplex = simplex
-        for linear in self.linears:
-            _initialize(linear.weight, linear.bias)
+        for layer in self.linears:
+            _initialize(layer.weight, layer.bias)
         if self.action_weight is not None:
             _initialize(self.action_weight)
         if zero_output:
@@ -79,23 +80,23 @@ class NormedMLP(nn.Module):
     def forward(self, values: Tensor, actions: Tensor | None = None) -> Tensor:
         """Map [..., inputs] and [..., actions] to [..., outputs]."""
         values = values if actions is None else distinct(values)
-        for linear, norm in itertools.zip_longest(self.linears, self.norms):
-            group = self.simplex if linear is self.linears[-1] else None
+        for layer, norm in itertools.zip_longest(self.linears, self.norms):
+            group = self.simplex if layer is self.linears[-1] else None
             if norm is None:
-                missing = missing_outputs(values, linear.out_features)
-                weight = F.pad(linear.weight, (0, 0, 0, missing)) if missing else linear.weight
-                bias = F.pad(linear.bias, (0, missing)) if missing else linear.bias
-                values = F.linear(values, weight, bias)[..., : linear.out_features]
+                missing = missing_outputs(values, layer.out_features)
+                weight = F.pad(layer.weight, (0, 0, 0, missing)) if missing else layer.weight
+                bias = F.pad(layer.bias, (0, missing)) if missing else layer.bias
+                values = linear(values, weight, bias)[..., : layer.out_features]
                 values = values if actions is None else values + actions @ self.action_weight
-            elif can_fuse(values, linear.out_features, group, 0 if actions is None else actions.shape[-1]):
-                products = F.linear(*aligned(values, linear.weight))
+            elif can_fuse(values, layer.out_features, group, 0 if actions is None else actions.shape[-1]):
+                products = linear(*aligned(values, layer.weight))
                 leading = products.shape[:-1] if actions is None else actions.shape[:-1]
                 beside = None if actions is None else Beside(actions, self.action_weight)
-                parameters = linear.bias, norm.weight, norm.bias
+                parameters = layer.bias, norm.weight, norm.bias
                 rows = products.reshape(1, -1, products.shape[-1])
                 values = fused_norm(rows, *parameters, group=group, beside=beside).view(*leading, -1)
             else:
-                values = F.linear(*aligned(values, linear.weight), linear.bias)
+                values = linear(*aligned(values, layer.weight), layer.bias)
                 values = norm(values if actions is None else values + actions @ self.action_weight)
                 values = F.mish(values) if group is None else simplex(values, group)
             actions = None  # they enter at the first layer
@@ -169,7 +170,7 @@ class NormedEnsemble(nn.Module):
                 continue
             if i == 0:
                 bias = torch.baddbmm(bias, taken, pick(self.action_weight))
-            rows = torch.baddbmm(bias, rows, weight)
+            rows = stacked(rows, weight, bias)
             if i == 0 and dropout is not None:
                 rows = rows * (dropout >= self.dropout) / (1.0 - self.dropout)
             rows = F.mish(torch.addcmul(shift, F.layer_norm(rows, rows.shape[-1:]), gain))
@@ -177,7 +178,7 @@ class NormedEnsemble(nn.Module):
         missing, outputs = missing_outputs(rows, weight.shape[-1]), weight.shape[-1]
         if missing:
             bias, weight = F.pad(bias, (0, missing)), F.pad(weight, (0, missing))
-        return torch.baddbmm(bias, rows, weight)[..., :outputs].reshape(count, *values.shape[:-1], -1)
+        return stacked(rows, weight, bias)[..., :outputs].reshape(count, *values.shape[:-1], -1)
 
 
 def _initialize(weight: Tensor, bias: Tensor | None = None) -> None:

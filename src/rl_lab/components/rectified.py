@@ -10,47 +10,38 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rl_lab.components.products import is_large, product
+
 NARROW = 32  # columns up to which a CPU multiplies them faster as rows
-
-
-def may_write_out(rows: Tensor) -> bool:
-    """Return whether products keep the type of what they are given, and nobody compiles them."""
-    return not torch.is_autocast_enabled(rows.device.type) and not torch.compiler.is_compiling()
 
 
 def rectified(rows: Tensor, *parameters: Tensor) -> Tensor:
     """Return the outputs of a perceptron, or of stacked ones, with ReLU between its layers.
 
-    It is given as weight, bias, weight, bias, ... as `affine` takes them.
+    It is given as weight, bias, weight, bias, ...: weights [outputs, inputs] and biases [outputs] for rows [B, inputs],
+    weights [M, inputs, outputs] and biases [M, 1, outputs] for rows [M, B, inputs] of stacked ones.
     """
+    if rows.dim() == 3 and any(is_large(rows, weight) for weight in parameters[::2]):
+        members = zip(rows.unbind(), _apart(parameters), strict=True)
+        return torch.stack([rectified(own, *member) for own, member in members])
     if torch.is_grad_enabled():
         outputs: Tensor = _Rectified.apply(rows, *parameters)
         return outputs
     return _layers(rows, parameters)[-1]
 
 
-def affine(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Map rows [B, inputs] by a weight [outputs, inputs], or rows [M, B, inputs] by stacked ones [M, inputs, outputs].
-
-    The answer is the caller's own, to be overwritten.
-    """
-    if weight.dim() == 2:  # on a CPU a linear layer first copies its bias to every row
-        return torch.mm(rows, weight.T).add_(bias) if rows.is_cpu else F.linear(rows, weight, bias)
-    # There a batch of products with vectors takes half as long again as one product after the other.
-    one_by_one = rows.is_cpu and weight.shape[2] == 1 and len(weight) > 1
-    return (_products(rows, weight) if one_by_one else torch.bmm(rows, weight)).add_(bias)
-
-
-def _products(rows: Tensor, weight: Tensor) -> Tensor:
-    return torch.stack([torch.mm(*pair) for pair in zip(rows, weight, strict=True)])
+def _affine(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    if weight.dim() == 2:
+        return product(rows, weight.T, bias) if rows.is_cpu else F.linear(rows, weight, bias)
+    return torch.bmm(rows, weight).add_(bias)
 
 
 def _layers(rows: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Return the rows, what each ReLU gives, and the outputs of the last layer, on which none acts."""
     seen, last = [rows], len(parameters) - 2
     for i in range(0, last, 2):
-        seen.append(affine(seen[-1], parameters[i], parameters[i + 1]).relu_())
-    return [*seen, affine(seen[-1], parameters[last], parameters[last + 1])]
+        seen.append(_affine(seen[-1], parameters[i], parameters[i + 1]).relu_())
+    return [*seen, _affine(seen[-1], parameters[last], parameters[last + 1])]
 
 
 class Pass:
@@ -69,10 +60,47 @@ class Pass:
 
     def to_parameters(self, gradient: Tensor) -> None:
         """Leave the gradients of the parameters that learn in them, given that of the outputs."""
-        _, found = _back(self._seen, self._parameters[::2], gradient, to_rows=False, to_parameters=True)
-        for parameter, own in zip(self._parameters, found, strict=True):
-            if parameter.requires_grad:
-                parameter.grad = own
+        _leave(self._parameters, self.gradients(gradient))
+
+    def gradients(self, gradient: Tensor) -> list[Tensor]:
+        """Return the gradients of the parameters, given that of the outputs."""
+        return _back(self._seen, self._parameters[::2], gradient, to_rows=False, to_parameters=True)[1]
+
+
+class StackedPass:
+    """The same rows on their way through the first members of a stack, one member after the other, and back."""
+
+    def __init__(self, rows: Tensor, num_members: int, *parameters: Tensor) -> None:
+        self._members = [Pass(rows, *member) for member in _apart(parameters)[:num_members]]
+        self._parameters = parameters
+        self.outputs = torch.stack([member.outputs for member in self._members])
+
+    def to_rows(self, gradient: Tensor) -> Tensor:
+        """Return the gradients of the rows [M, B, inputs], given those of the outputs."""
+        return torch.stack([member.to_rows(own) for member, own in zip(self._members, gradient, strict=True)])
+
+    def to_parameters(self, gradient: Tensor) -> None:
+        """Leave the gradients of the parameters that learn in them, given that of the outputs of all members."""
+        found = [member.gradients(own) for member, own in zip(self._members, gradient, strict=True)]
+        _leave(self._parameters, _together(found))
+
+
+def _apart(parameters: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
+    """Return the parameters of each member of a stack as those of linear layers."""
+    turned = [entry.squeeze(1) if i % 2 else entry.transpose(1, 2) for i, entry in enumerate(parameters)]
+    return list(zip(*(entry.unbind() for entry in turned), strict=True))
+
+
+def _together(members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Return the parameters of a stack, or their gradients, from those of its members: the opposite of `_apart`."""
+    same = enumerate(zip(*members, strict=True))
+    return [torch.stack(own).unsqueeze(1) if i % 2 else torch.stack([each.T for each in own]) for i, own in same]
+
+
+def _leave(parameters: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if parameter.requires_grad:
+            parameter.grad = gradient
 
 
 class _Rectified(torch.autograd.Function):
@@ -99,7 +127,7 @@ def _back(
     found: list[Tensor] = []
     for i in reversed(range(len(seen))):
         if to_parameters:
-            found = [*_gradients(seen[i], gradient), *found]
+            found = [*_gradients(seen[i], gradient, weights[i]), *found]
         if i or to_rows:
             gradient = _across(gradient, weights[i])
         if i:
@@ -107,11 +135,14 @@ def _back(
     return gradient, found
 
 
-def _gradients(seen: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def _gradients(seen: Tensor, gradient: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of weight and bias, that of the weight laid out in memory as the weight is."""
     if seen.dim() == 2:
+        if not weight.is_contiguous():  # a member of stacked ones, seen from the other side
+            return product(seen.T, gradient).T, gradient.sum(0)
         if seen.is_cpu and seen.shape[1] <= NARROW < gradient.shape[1]:
             return torch.mm(seen.T, gradient).T.contiguous(), gradient.sum(0)
-        return torch.mm(gradient.T, seen), gradient.sum(0)
+        return product(gradient.T, seen), gradient.sum(0)
     summed = gradient.sum(1, keepdim=True)
     if gradient.shape[2] == 1:  # a row times a matrix takes a third of the time of a matrix times a column
         return torch.bmm(gradient.transpose(1, 2), seen).transpose(1, 2), summed
@@ -120,6 +151,6 @@ def _gradients(seen: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
 
 def _across(gradient: Tensor, weight: Tensor) -> Tensor:
     if weight.dim() == 2:
-        return torch.mm(gradient, weight)
+        return product(gradient, weight)
     across = weight.transpose(1, 2)
     return gradient * across if across.shape[1] == 1 else torch.bmm(gradient, across)

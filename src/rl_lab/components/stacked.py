@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.nets import ACTIVATIONS, Activation
-from rl_lab.components.rectified import Pass, affine, may_write_out, rectified
+from rl_lab.components.products import keeps_type, stacked
+from rl_lab.components.rectified import StackedPass, rectified
 from rl_lab.core.ranges import Count, Range
 
 
@@ -61,15 +62,11 @@ class StackedMLP(nn.Module):
         rows = values.reshape(1, -1, values.shape[-1]).expand(count, -1, -1)
         return self.each(rows, frozen=frozen).reshape(count, *values.shape[:-1], -1)
 
-    def written(self, values: Tensor, num_members: int | None = None) -> Pass | None:
+    def written(self, values: Tensor, num_members: int | None = None) -> StackedPass | None:
         """Return how [B, inputs] pass through all members, or the first few, or None where autograd has to follow."""
-        if not (self._is_written_out and values.is_cpu and values.dim() == 2 and may_write_out(values)):
+        if not (self._is_written_out and values.is_cpu and values.dim() == 2 and keeps_type(values)):
             return None
-        count = self.num_members if num_members is None else num_members
-        own = self._entries()
-        if count < self.num_members:  # of slices only the rows' gradient is of use
-            own = [entry[:count] for entry in own]
-        return Pass(values.expand(count, -1, -1), *own)
+        return StackedPass(values, self.num_members if num_members is None else num_members, *self._entries())
 
     def each(self, rows: Tensor, *, frozen: bool = False, members: Tensor | None = None) -> Tensor:
         """Map rows [M, B, inputs] of each member, or of the first few, or of `members`, to [M, B, outputs]."""
@@ -80,11 +77,11 @@ class StackedMLP(nn.Module):
                 return own.index_select(0, members)
             return own if len(rows) == self.num_members else own[: len(rows)]
 
-        if self._is_written_out and may_write_out(rows):
+        if self._is_written_out and keeps_type(rows):
             return rectified(rows, *map(read, self._entries()))
         last = len(self._layers) - 1
         for i, (weight, bias) in enumerate(self._layers):
-            rows = affine(rows, read(weight), read(bias))
+            rows = stacked(rows, read(weight), read(bias))
             if i < last:
                 if self.layer_norm:
                     rows = torch.addcmul(read(self.shifts[i]), F.layer_norm(rows, rows.shape[-1:]), read(self.gains[i]))
