@@ -96,8 +96,6 @@ def build_experiment(
             counters=counters,
         )
         workflow.initialize(context_of(experiment))
-        if any(hook.name == "update_afresh" for phase in phases for hook in phase.hooks):
-            workflow.remember_start()
         if config.training.compile == "parts":
             compile_parts([*vars(workflow).values(), workflow])
         check_decisions(workflow, collector, "controllers" if controllers else "components")

@@ -387,25 +387,6 @@ def test_a_restored_optimiser_takes_the_same_next_steps(name):
     assert_equal_state(snapshot(restored), snapshot(optimizer))
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_an_optimiser_that_forgets_takes_its_first_steps_again(name):
-    module = network()
-    start = copy.deepcopy(module.state_dict())
-    optimizer = Optimizer(module.parameters(), EVERY[name])
-    optimizer.forget()  # nothing to forget yet
-    paths = []
-    for _ in range(2):
-        module.load_state_dict(start)
-        for step in range(4):
-            optimizer.step(losses_of(module, step))
-        paths.append([parameter.detach().clone() for parameter in module.parameters()])
-        held = [value for entry in optimizer.torch_optimizer.state.values() for value in entry.values()]
-        optimizer.forget()
-        now = [value for entry in optimizer.torch_optimizer.state.values() for value in entry.values()]
-        assert all(one is other for one, other in zip(held, now, strict=True))
-    assert all(torch.equal(one, other) for one, other in zip(*paths, strict=True))
-
-
 def test_the_sticky_flag_is_part_of_the_state():
     optimizer = Optimizer([nn.Parameter(torch.ones(()))], FUSED["Adam"])
     parameter = optimizer.parameters[0]

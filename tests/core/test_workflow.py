@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from rl_lab.core.batch import Batch
-from rl_lab.core.errors import UserError
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.core.schedules import Linear
@@ -151,9 +150,9 @@ def test_protocols_can_be_checked_at_run_time():
 
 
 def test_hooks_are_the_methods_named_update():
-    assert set(ToyWorkflow.hooks()) == {"update_afresh", "update_critic", "update_population"}
+    assert set(ToyWorkflow.hooks()) == {"update_critic", "update_population"}
     assert toy().hooks() == ToyWorkflow.hooks()
-    assert Workflow.hooks() == ()  # what learns nothing cannot begin afresh
+    assert Workflow.hooks() == ()
 
     class Joint(ToyWorkflow):
         update_rate = 3
@@ -161,7 +160,7 @@ def test_hooks_are_the_methods_named_update():
         def update_agent(self, batch, *, phase):
             return {}
 
-    assert set(Joint.hooks()) == {"update_afresh", "update_agent", "update_critic", "update_population"}
+    assert set(Joint.hooks()) == {"update_agent", "update_critic", "update_population"}
 
 
 def test_takes_batch_says_whether_a_hook_wants_one():
@@ -377,34 +376,3 @@ def test_a_hook_can_be_called_without_an_orchestrator():
     for _ in range(20):
         last = workflow.update_critic(batch(), phase=PHASE)["value_loss"]
     assert last < first
-
-
-def test_a_workflow_that_begins_afresh_learns_as_it_did_at_first():
-    workflow = toy()
-    workflow.critic.register_buffer("seen", torch.zeros(()))
-    start = [tensor.clone() for module in (workflow.actor, workflow.critic) for tensor in module.state_dict().values()]
-    workflow.remember_start()
-    held = list(workflow.critic.parameters())
-    first = [float(workflow.update_critic(batch(), phase=PHASE)["value_loss"]) for _ in range(5)]
-    with torch.no_grad():
-        workflow.critic.seen += 3.0
-        next(workflow.target.parameters()).add_(1.0)
-    assert workflow.update_afresh(phase=PHASE) == {}
-    now = [tensor for module in (workflow.actor, workflow.critic) for tensor in module.state_dict().values()]
-    assert all(torch.equal(one, other) for one, other in zip(start, now, strict=True))
-    assert all(torch.equal(one, other) for one, other in zip(workflow.target.parameters(), held, strict=True))
-    assert all(one is other for one, other in zip(held, workflow.critic.parameters(), strict=True))
-    again = [float(workflow.update_critic(batch(), phase=PHASE)["value_loss"]) for _ in range(5)]
-    assert again == first
-    assert first[4] < first[0]
-
-
-def test_beginning_afresh_needs_a_start():
-    with pytest.raises(RuntimeError, match="remember_start"):
-        toy().update_afresh(phase=PHASE)
-    with pytest.raises(UserError, match="not all networks"):
-        Workflow().remember_start()
-    workflow = toy()
-    workflow.critic = {"elsewhere": workflow.critic}  # an optimiser trains it, but nobody finds it
-    with pytest.raises(UserError, match="not all networks"):
-        workflow.remember_start()

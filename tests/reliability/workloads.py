@@ -158,13 +158,6 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     ),
     "sac": ("sac_pendulum", "environment.num_envs=2", "components.critics.layer_norm=true", *_CONTINUOUS),
     "td3": ("td3_pendulum", *_CONTINUOUS),
-    "afresh": (
-        "td3_pendulum",
-        "training.phases=[{name: first, buffer: replay, duration_steps: 60, workflow_hooks: [collect, update_critic]}, "
-        "{name: afresh, type: offline, buffer: replay, duration_cycles: 1, workflow_hooks: [update_afresh]}, "
-        "{name: second, buffer: replay, duration_steps: 60, workflow_hooks: [collect, update_critic, update_actor]}]",
-        *(word for word in _CONTINUOUS if "phases" not in word),
-    ),
     "mpc": ("mpc_cartpole", "training.phases.0.workflow_hooks.0.collect=5", "training.total_timesteps=100", *_PLANNING),
     "mbmpc": ("mbmpc_cartpole", *_PLANNING, *_LEARNED),
     "pets": (

@@ -99,14 +99,6 @@ class Optimizer:
         """Return the norm of all parameters together."""
         return _norm(self.parameters)
 
-    @torch.no_grad()
-    def forget(self) -> None:
-        """Begin again: moments and counted steps become zero, in place, so that captured graphs stay good."""
-        for entry in self.torch_optimizer.state.values():
-            for value in entry.values():
-                if isinstance(value, Tensor):
-                    value.zero_()
-
     def advance(self, *, agent_steps: int, updates: int) -> None:
         """Follow the learning-rate schedule."""
         if self.learning_rate is None:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from rl_lab.core.batch import Batch, Tree
-from rl_lab.core.errors import UserError
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
 from rl_lab.core.schedules import Schedule
@@ -135,7 +134,6 @@ class Workflow:
     checkpointed: ClassVar[Sequence[str]] = ()  # attributes saved besides components and optimisers
     known_settings: ClassVar[Sequence[str]] = ("policy",)  # keys that this workflow reads in phase.settings
     on_policy: ClassVar[bool] = False  # learns from the latest rollout only: its buffer must be a stream
-    _start: Sequence[tuple[Tensor, Tensor]] = ()  # what the networks hold, and what they held at the start
 
     def initialize(self, context: WorkflowContext) -> None:
         """Prepare what exists only at run time."""
@@ -190,8 +188,7 @@ class Workflow:
     @classmethod
     def hooks(cls) -> tuple[str, ...]:
         """Return the names of the update hooks."""
-        names = tuple(name for name in dir(cls) if name.startswith("update_") and callable(getattr(cls, name)))
-        return () if names == ("update_afresh",) else names  # who learns nothing has nothing to forget
+        return tuple(name for name in dir(cls) if name.startswith("update_") and callable(getattr(cls, name)))
 
     @classmethod
     @functools.cache
@@ -202,34 +199,6 @@ class Workflow:
     def optimizers(self) -> Iterator[Optimizer]:
         """Yield the optimisers among the attributes."""
         yield from (value for value in vars(self).values() if isinstance(value, Optimizer))
-
-    def remember_start(self) -> None:
-        """Keep a copy of all networks, targets among them, for `update_afresh`."""
-        modules = [value for value in vars(self).values() if isinstance(value, nn.Module)]
-        held = {id(tensor): tensor for module in modules for tensor in (*module.parameters(), *module.buffers())}
-        trained = [parameter for optimizer in self.optimizers() for parameter in optimizer.parameters]
-        if not trained or any(id(parameter) not in held for parameter in trained):
-            raise UserError(
-                f"{type(self).__name__} has not all networks that it trains among its attributes to begin again with",
-                key="training.phases",
-                value="update_afresh",
-                remedy="leave this hook out, or define update_afresh in the workflow",
-            )
-        self._start = [(tensor, tensor.detach().clone()) for tensor in held.values()]
-
-    @torch.no_grad()
-    def update_afresh(self, *, phase: Phase) -> Metrics:
-        """Forget what was learned, but not what was seen: networks and optimisers are as they were at the start.
-
-        Agents that learn much from little data cling to what they learned first (Nikishin et al. 2022).
-        """
-        if not self._start:
-            raise RuntimeError("update_afresh needs remember_start() before anything is learned")
-        for tensor, start in self._start:
-            tensor.copy_(start)
-        for optimizer in self.optimizers():
-            optimizer.forget()
-        return {}
 
     def advance_schedules(self, *, agent_steps: int, updates: int) -> None:
         """Bring every schedule to these counters; the loop calls it before each hook."""
