@@ -29,6 +29,8 @@ from typing import Any
 from model_free_cpu import PEER, RESULTS, ROOT, make_peer
 from model_free_jobs import SB3, Stopwatch
 
+from rl_lab.cli.doctor import processor_name
+
 OURS, GYM = "RL Lab", "RL Lab on Gymnasium's Pendulum"
 COMMON = {
     "learning_rate": 1e-3,
@@ -148,7 +150,7 @@ def measure_cpu(repeats: int, steps: int) -> str:
     loads = [row["load"] for row in rows]
     lines = [
         f"## One CPU core: Pendulum, {steps:,} steps\n",
-        f"{core_name()}, {os.cpu_count()} cores, Python {platform.python_version()}; medians of {repeats}; "
+        f"{processor_name()}, {os.cpu_count()} cores, Python {platform.python_version()}; medians of {repeats}; "
         f"load of the machine before each run: median {statistics.median(loads):.1f}, highest {max(loads):.1f}.\n",
         "| algorithm | contender | CPU-s | range | steps per CPU-s | against SB3 |",
         "|---|---|---|---|---|---|",
@@ -163,16 +165,6 @@ def measure_cpu(repeats: int, steps: int) -> str:
                 f"| {steps / middle:,.0f} | {statistics.median(peers) / middle:.2f}x |"
             )
     return "\n".join(lines) + "\n"
-
-
-def core_name() -> str:
-    """Return what Linux knows of the core: the ratio to a peer that multiplies with another library depends on it."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().split("\n\n")[0].splitlines() if path.exists() else []
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    if "model name" not in facts:
-        return platform.machine()
-    return f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
 
 
 def _cpu(row: dict[str, Any]) -> float:

@@ -10,7 +10,7 @@ GOOD = doctor.Family("good world", "json", "nothing", "print('fine')")
 @pytest.fixture
 def quick(monkeypatch):
     """Keep torch out: it takes seconds to import in another process."""
-    answer = '{"cuda": "13.0", "threads": 1, "gpus": ["Imaginary 9000, 80 GiB, capability 9.0"]}'
+    answer = '{"cuda": "13.0", "threads": 1, "vectors": "AVX512", "gpus": ["Imaginary 9000, 80 GiB, capability 9.0"]}'
     monkeypatch.setattr(doctor, "_TORCH", f"print('noise')\nprint({answer!r})")
     monkeypatch.setattr(doctor, "FAMILIES", (GOOD,))
 
@@ -30,7 +30,7 @@ def test_report_has_versions_machine_and_environments(quick, monkeypatch, capsys
         assert any(line.split()[:1] == [package] and line.split()[1][0].isdigit() for line in text.splitlines()), (
             package
         )
-    for word in ("platform", "cores", "memory", "GiB free here", "OMP_NUM_THREADS"):
+    for word in ("platform", "cores", "memory", "GiB free here", "OMP_NUM_THREADS", "AVX512", doctor.processor_name()):
         assert word in text
     assert "Imaginary 9000" in text
     lines = {line.strip()[2:15].strip(): line for line in text.splitlines() if line.startswith("  ")}

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 from rl_lab.cli.terminal import shows_unicode
 
@@ -56,6 +57,7 @@ gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_cou
 print(json.dumps({
     "cuda": torch.version.cuda,
     "threads": torch.get_num_threads(),
+    "vectors": torch.backends.cpu.get_cpu_capability(),
     "gpus": [f"{gpu.name}, {gpu.total_memory / 2**30:.0f} GiB, capability {gpu.major}.{gpu.minor}" for gpu in gpus],
 }))
 """
@@ -149,12 +151,14 @@ def _version_lines() -> list[str]:
 
 def _machine_lines(num_cores: int, torch_works: bool, torch_text: str) -> list[str]:
     found = {"platform": f"{platform.system()} {platform.release()} {platform.machine()}"}
+    found["processor"] = processor_name()
     found["cores"] = f"{num_cores} for us, {os.cpu_count()} in all"
     found["memory"] = _memory()
     found["disk"] = f"{shutil.disk_usage(os.getcwd()).free / 2**30:.1f} GiB free here"
     if torch_works:
         answer = json.loads(torch_text)
         found["torch threads"] = str(answer["threads"])
+        found["torch vectors"] = answer["vectors"]  # with AVX512 oneDNN makes large products
         found["GPU"] = "; ".join(answer["gpus"]) or "none"
         found["CUDA"] = answer["cuda"] or "this torch is built without CUDA"
         if not answer["gpus"] and shutil.which("nvidia-smi"):
@@ -163,6 +167,16 @@ def _machine_lines(num_cores: int, torch_works: bool, torch_text: str) -> list[s
         found["torch"] = f"does not import: {torch_text}"
     found |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     return [f"  {name:<20} {text}" for name, text in found.items()]
+
+
+def processor_name() -> str:
+    """Return what Linux calls the processor, and which of that name it is; elsewhere the architecture."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in facts:
+        return platform.machine()
+    return f"{facts['model name']} (family {facts.get('cpu family')}, model {facts.get('model')})"
 
 
 def _memory() -> str:

@@ -46,6 +46,8 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def linear(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Map values [..., inputs] by a weight [outputs, inputs]: `torch.nn.functional.linear`, with its gradients."""
+    if not values.is_cpu:
+        return F.linear(values, weight, bias)
     rows = values if values.dim() == 2 else values.reshape(-1, values.shape[-1])
     if not is_large(rows, weight):
         return F.linear(values, weight, bias)
