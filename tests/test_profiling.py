@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from rl_lab.cli import main
+from rl_lab.components.stacked import StackedMLP
+from rl_lab.components.value_losses import regress
 from rl_lab.composition import compose
 from rl_lab.core.errors import UserError
 from rl_lab.core.phase import Hook, Phase
@@ -160,6 +162,15 @@ def test_operations_are_those_of_the_formula():
         torch.baddbmm(torch.zeros(4, 1, 2, dtype=torch.float64), torch.ones(4, 5, 6, dtype=torch.float64), weights)
     assert counted.operations == {"float64": 2 * 4 * 5 * 6 * 2}
     assert peak_of("cpu", "float32", repeats=1) > 1e8
+
+
+def test_large_products_count_whoever_makes_them():
+    rows, critics = 512, StackedMLP(4, 1, (128, 128))
+    inner = 4 * 128 + 128 * 128 + 128
+    with Arithmetic() as counted:
+        regress(critics, torch.ones(rows, 4), torch.zeros(rows))
+    # Both members forth, to the weights and to the hidden rows; to those of the last layer with or without a product.
+    assert counted.operations["float32"] in [2 * 2 * rows * (2 * inner + 128 * 128 + more) for more in (0, 128)]
 
 
 def files_of(folder):

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.fused import Activated, attach, fuses
-from rl_lab.components.products import linear, product
+from rl_lab.components.products import linear, weight_gradient
 from rl_lab.core.ranges import Count, Natural, NonNegative
 
 Activation = Literal["silu", "elu", "relu", "tanh", "gelu"]
@@ -130,7 +130,7 @@ class Linear(ScanLayer):
 
     def gradients(self, seen: Tensor, outputs: Tensor) -> tuple[Tensor, ...]:
         """Return the gradients of `scanned`."""
-        weight = product(outputs.T, seen.to(outputs.dtype))
+        weight = weight_gradient(seen.to(outputs.dtype), outputs, self.weight)
         return (weight,) if self.bias is None else (weight, outputs.sum(0))
 
 

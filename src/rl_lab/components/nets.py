@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.products import keeps_type
+from rl_lab.components.products import is_eager
 from rl_lab.components.rectified import Pass, rectified
 from rl_lab.core.errors import UserError
 from rl_lab.core.ranges import Count, NonNegative
@@ -93,13 +93,13 @@ class MLP(nn.Module):
             and inputs.dtype == torch.float32
         ):
             return self._forward_numpy(inputs)
-        if self._is_rectified and inputs.dim() == 2 and keeps_type(inputs):
+        if self._is_rectified and inputs.dim() == 2 and is_eager(inputs):
             return rectified(inputs, *self._entries())
         return self.layers(inputs)
 
     def written(self, inputs: Tensor) -> Pass | None:
         """Return how [B, inputs] pass through the layers, or None where autograd has to follow them."""
-        is_written = self._is_rectified and inputs.is_cpu and inputs.dim() == 2 and keeps_type(inputs)
+        is_written = self._is_rectified and inputs.is_cpu and inputs.dim() == 2 and is_eager(inputs)
         return Pass(inputs, *self._entries()) if is_written else None
 
     def _entries(self) -> list[Tensor]:

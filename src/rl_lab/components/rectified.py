@@ -10,9 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rl_lab.components.products import is_large, product
-
-NARROW = 32  # columns up to which a CPU multiplies them faster as rows
+from rl_lab.components.products import is_large_stack, product, weight_gradient
 
 
 def rectified(rows: Tensor, *parameters: Tensor) -> Tensor:
@@ -21,7 +19,7 @@ def rectified(rows: Tensor, *parameters: Tensor) -> Tensor:
     It is given as weight, bias, weight, bias, ...: weights [outputs, inputs] and biases [outputs] for rows [B, inputs],
     weights [M, inputs, outputs] and biases [M, 1, outputs] for rows [M, B, inputs] of stacked ones.
     """
-    if rows.dim() == 3 and any(is_large(rows, weight) for weight in parameters[::2]):
+    if rows.dim() == 3 and is_large_stack(rows, parameters[::2]):
         members = zip(rows.unbind(), _apart(parameters), strict=True)
         return torch.stack([rectified(own, *member) for own, member in members])
     if torch.is_grad_enabled():
@@ -68,10 +66,10 @@ class Pass:
 
 
 class StackedPass:
-    """The same rows on their way through the first members of a stack, one member after the other, and back."""
+    """The same rows on their way through the members of a stack, one after the other, and back."""
 
-    def __init__(self, rows: Tensor, num_members: int, *parameters: Tensor) -> None:
-        self._members = [Pass(rows, *member) for member in _apart(parameters)[:num_members]]
+    def __init__(self, rows: Tensor, *parameters: Tensor) -> None:
+        self._members = [Pass(rows, *member) for member in _apart(parameters)]
         self._parameters = parameters
         self.outputs = torch.stack([member.outputs for member in self._members])
 
@@ -87,8 +85,8 @@ class StackedPass:
 
 def _apart(parameters: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
     """Return the parameters of each member of a stack as those of linear layers."""
-    turned = [entry.squeeze(1) if i % 2 else entry.transpose(1, 2) for i, entry in enumerate(parameters)]
-    return list(zip(*(entry.unbind() for entry in turned), strict=True))
+    members = zip(*(entry.unbind() for entry in parameters), strict=True)
+    return [tuple(own.squeeze(0) if i % 2 else own.T for i, own in enumerate(member)) for member in members]
 
 
 def _together(members: Sequence[Sequence[Tensor]]) -> list[Tensor]:
@@ -136,13 +134,8 @@ def _back(
 
 
 def _gradients(seen: Tensor, gradient: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of weight and bias, that of the weight laid out in memory as the weight is."""
     if seen.dim() == 2:
-        if not weight.is_contiguous():  # a member of stacked ones, seen from the other side
-            return product(seen.T, gradient).T, gradient.sum(0)
-        if seen.is_cpu and seen.shape[1] <= NARROW < gradient.shape[1]:
-            return torch.mm(seen.T, gradient).T.contiguous(), gradient.sum(0)
-        return product(gradient.T, seen), gradient.sum(0)
+        return weight_gradient(seen, gradient, weight), gradient.sum(0)
     summed = gradient.sum(1, keepdim=True)
     if gradient.shape[2] == 1:  # a row times a matrix takes a third of the time of a matrix times a column
         return torch.bmm(gradient.transpose(1, 2), seen).transpose(1, 2), summed

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.nets import ACTIVATIONS, Activation
-from rl_lab.components.products import keeps_type, stacked
-from rl_lab.components.rectified import StackedPass, rectified
+from rl_lab.components.products import is_eager, is_large_stack, stacked
+from rl_lab.components.rectified import Pass, StackedPass, rectified
 from rl_lab.core.ranges import Count, Range
 
 
@@ -62,11 +62,16 @@ class StackedMLP(nn.Module):
         rows = values.reshape(1, -1, values.shape[-1]).expand(count, -1, -1)
         return self.each(rows, frozen=frozen).reshape(count, *values.shape[:-1], -1)
 
-    def written(self, values: Tensor, num_members: int | None = None) -> StackedPass | None:
+    def written(self, values: Tensor, num_members: int | None = None) -> Pass | StackedPass | None:
         """Return how [B, inputs] pass through all members, or the first few, or None where autograd has to follow."""
-        if not (self._is_written_out and values.is_cpu and values.dim() == 2 and keeps_type(values)):
+        if not (self._is_written_out and values.is_cpu and values.dim() == 2 and is_eager(values)):
             return None
-        return StackedPass(values, self.num_members if num_members is None else num_members, *self._entries())
+        count = self.num_members if num_members is None else num_members
+        own = self._entries()
+        if count < self.num_members:  # of slices only the rows' gradient is of use
+            own = [entry[:count] for entry in own]
+        rows = values.expand(count, -1, -1)
+        return StackedPass(values, *own) if is_large_stack(values, own[::2]) else Pass(rows, *own)
 
     def each(self, rows: Tensor, *, frozen: bool = False, members: Tensor | None = None) -> Tensor:
         """Map rows [M, B, inputs] of each member, or of the first few, or of `members`, to [M, B, outputs]."""
@@ -77,7 +82,7 @@ class StackedMLP(nn.Module):
                 return own.index_select(0, members)
             return own if len(rows) == self.num_members else own[: len(rows)]
 
-        if self._is_written_out and keeps_type(rows):
+        if self._is_written_out and is_eager(rows):
             return rectified(rows, *map(read, self._entries()))
         last = len(self._layers) - 1
         for i, (weight, bias) in enumerate(self._layers):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.controllers.deterministic import DeterministicActor
 from rl_lab.components.nets import MLP
-from rl_lab.components.rectified import Pass
+from rl_lab.components.rectified import Pass, StackedPass
 from rl_lab.components.stacked import StackedMLP
 
 
@@ -53,7 +53,7 @@ def climb(actor: nn.Module, critics: nn.Module, observations: Tensor) -> Tensor:
     return loss.detach()
 
 
-def _critics_pass(critics: nn.Module, inputs: Tensor, num_members: int | None = None) -> Pass | None:
+def _critics_pass(critics: nn.Module, inputs: Tensor, num_members: int | None = None) -> Pass | StackedPass | None:
     return critics.written(inputs, num_members) if type(critics) is StackedMLP else None
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from rl_lab.components import products
 from rl_lab.core.capture import HookCapture, uncompiled
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.orchestration.loop import run_hook
@@ -45,12 +46,16 @@ class Arithmetic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation and count it."""
         out = func(*args, **(kwargs or {}))
-        count = flop_registry.get(func._overloadpacket)
+        count = _linear if func._overloadpacket is products.ONEDNN else flop_registry.get(func._overloadpacket)
         if count is not None:
             kind = str(next(given.dtype for given in args if isinstance(given, Tensor))).removeprefix("torch.")
             total = count(*args, **(kwargs or {}), out_val=out)
             self.operations[kind] = self.operations.get(kind, 0) + total
         return out
+
+
+def _linear(rows: Tensor, weight: Tensor, *_: Any, out_val: Tensor) -> int:
+    return 2 * rows.numel() * len(weight)
 
 
 def update_cost(orchestrator: Orchestrator, hook: Hook) -> UpdateCost:
@@ -98,7 +103,7 @@ def peak_of(device: str, kind: str, *, repeats: int = 5) -> float:
     for _ in range(repeats):
         wait()
         start = perf_counter()
-        _ = left @ left
+        _ = products.product(left, left)  # as the run multiplies
         wait()
         best = min(best, perf_counter() - start)
     return 2.0 * size**3 / best
