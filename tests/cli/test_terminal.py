@@ -2,7 +2,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rl_lab.cli.terminal import draw_curve, short, table, ticks
@@ -101,6 +101,7 @@ def test_any_curve_fits(points, width, height, target, unicode):
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 12))
+@example(-0.5, 200000001.0, 2)  # hardly more than two steps
 def test_ticks_are_round_even_and_cover_the_range(low, span, about):
     found = ticks(low, low + span, about)
     step = found[1] - found[0]

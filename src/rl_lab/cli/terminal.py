@@ -133,7 +133,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
     low, high = _widened(low, high)
     rough = (high - low) / about
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough * 0.999)
+    step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough * (1.0 - 1e-12))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [number * step for number in range(first, last + 1)]
 

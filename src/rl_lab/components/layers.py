@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.fused import Activated, attach, fuses
-from rl_lab.components.products import linear, weight_gradient
+from rl_lab.core.products import linear, weight_gradient
 from rl_lab.core.ranges import Count, Natural, NonNegative
 
 Activation = Literal["silu", "elu", "relu", "tanh", "gelu"]

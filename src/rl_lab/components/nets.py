@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.products import is_eager
 from rl_lab.components.rectified import Pass, rectified
 from rl_lab.core.errors import UserError
+from rl_lab.core.products import is_eager
 from rl_lab.core.ranges import Count, NonNegative
 
 Activation = Literal["tanh", "relu", "elu", "silu", "gelu"]

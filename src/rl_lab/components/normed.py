@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.layer_norm import Beside, can_fuse, fused_norm
-from rl_lab.components.products import linear, stacked
 from rl_lab.core import noise
+from rl_lab.core.products import linear, stacked
 from rl_lab.core.ranges import Count, Range
 
 MANY_ROWS, VERY_MANY_ROWS = 512, 4096

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rl_lab.components.products import is_large_stack, product, weight_gradient
+from rl_lab.core.products import is_large_stack, product, weight_gradient
 
 
 def rectified(rows: Tensor, *parameters: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.nets import ACTIVATIONS, Activation
-from rl_lab.components.products import is_eager, is_large_stack, stacked
 from rl_lab.components.rectified import Pass, StackedPass, rectified
+from rl_lab.core.products import is_eager, is_large_stack, stacked
 from rl_lab.core.ranges import Count, Range
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from rl_lab.components import products
+from rl_lab.core import products
 from rl_lab.core.capture import HookCapture, uncompiled
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.orchestration.loop import run_hook

@@ -4,14 +4,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rl_lab.components import products
 from rl_lab.components.controllers.deterministic import DeterministicActor
 from rl_lab.components.layers import Linear
 from rl_lab.components.nets import MLP
 from rl_lab.components.normed import NormedEnsemble, NormedMLP
-from rl_lab.components.products import LARGE, LARGE_MEMBER, linear, product, stacked, weight_gradient
 from rl_lab.components.stacked import StackedMLP
 from rl_lab.components.value_losses import climb, regress
+from rl_lab.core import products
+from rl_lab.core.products import LARGE, LARGE_MEMBER, linear, product, stacked, weight_gradient
 
 SIDE, ROWS = 128, 512  # ROWS * SIDE ** 2 multiplications are just large in a stack
 

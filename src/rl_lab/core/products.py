@@ -20,9 +20,10 @@ LARGE = 2**22  # multiplications from which a call of oneDNN pays
 LARGE_MEMBER = 2**23  # the same for a member of a stack, which would otherwise be multiplied together with the others
 THIN = 4  # rows or columns; below, MKL is faster
 
-_WIDE = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability() == "AVX512"
+_AVAILABLE = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+_WIDE = _AVAILABLE and torch.backends.cpu.get_cpu_capability() == "AVX512"
 # Torch's own compiler emits this call; an installation without oneDNN does not have it.
-ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if _WIDE else None
+ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if _WIDE else None
 # It keeps what it built for every number of rows it ever saw, half a megabyte each; a thousand of them by default.
 for _name in ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"):
     os.environ.setdefault(_name, "256")
@@ -87,7 +88,10 @@ def linear(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     rows = values if values.dim() == 2 else values.reshape(-1, values.shape[-1])
     if not is_large(rows, weight.T) or (bias is not None and bias.dim() != 1):
         return F.linear(values, weight, bias)
-    answer: Tensor = _Linear.apply(rows, weight, bias) if torch.is_grad_enabled() else product(rows, weight.T, bias)
+    if torch.is_grad_enabled():
+        answer: Tensor = _Linear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
+    else:
+        answer = product(rows, weight.T, bias)
     return answer if values.dim() == 2 else answer.view(*values.shape[:-1], -1)
 
 
