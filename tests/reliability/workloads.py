@@ -158,6 +158,14 @@ WORKLOADS: dict[str, tuple[str, ...]] = {
     ),
     "sac": ("sac_pendulum", "environment.num_envs=2", "components.critics.layer_norm=true", *_CONTINUOUS),
     "td3": ("td3_pendulum", *_CONTINUOUS),
+    # Layers that are large enough for the products of another library (core/products.py).
+    "wide": (
+        "td3_pendulum",
+        *_CONTINUOUS,
+        "algorithm.hidden=[256,256]",
+        "buffer.batch_size=256",
+        "training.total_timesteps=100",
+    ),
     "mpc": ("mpc_cartpole", "training.phases.0.workflow_hooks.0.collect=5", "training.total_timesteps=100", *_PLANNING),
     "mbmpc": ("mbmpc_cartpole", *_PLANNING, *_LEARNED),
     "pets": (
