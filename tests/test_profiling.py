@@ -1,5 +1,6 @@
 """rl-lab profile: the parts add up, a slow part is found, counts are right, and a run stays untouched."""
 
+import functools
 import json
 import shutil
 import time
@@ -71,6 +72,7 @@ def test_the_parts_add_up_to_the_time_that_passed(name):
 def slowed(monkeypatch, owner, method, sleep):
     original = getattr(owner, method)
 
+    @functools.wraps(original)  # the loop reads a hook's signature, and remembers it
     def slow(*arguments, **options):
         time.sleep(sleep)
         return original(*arguments, **options)
