@@ -47,17 +47,10 @@ COLUMNS = ["algorithm", "variant", "repeat", "steps", "updates", "cpu_seconds", 
 
 
 def run_ours(job: dict[str, Any]) -> dict[str, Any]:
-    """Train as the command line does, with its records, and measure it without checkpoints and evaluations."""
-    import tensorboardX  # noqa: F401  (a run imports it when it begins; imports are not counted)
-
-    from rl_lab.build import build_experiment
-    from rl_lab.composition import load_experiment
-    from rl_lab.orchestration.dashboard import Dashboard
-
+    """Train with the hyper-parameters of a job."""
     knobs = job["knobs"]
     overrides = [
         f"experiment.seed={job['seed']}",
-        "experiment.device=cpu",
         f"environment.id={'Pendulum-v1' if job['variant'] == GYM else 'tiny/Pendulum'}",
         f"training.total_timesteps={job['steps']}",
         f"training.phases.0.duration_steps={knobs['learning_starts']}",
@@ -70,13 +63,23 @@ def run_ours(job: dict[str, Any]) -> dict[str, Any]:
         f"workflow.gamma={knobs['gamma']}",
         f"workflow.target_rate={knobs['target_rate']}",
         *(f"optimizers.{name}.optimizer.lr={knobs['learning_rate']}" for name in ("actor", "critic")),
-        "evaluation.every=null",
-        "evaluation.episodes=1",
-        "checkpoint.every_seconds=null",
     ]
-    with tempfile.TemporaryDirectory() as name:
-        experiment = build_experiment(load_experiment(f"{job['algorithm']}_pendulum", overrides), Path(name))
-        orchestrator = experiment.orchestrator(Path(name), Dashboard(console=False))
+    return train_timed(f"{job['algorithm']}_pendulum", overrides)
+
+
+def train_timed(name: str, overrides: list[str]) -> dict[str, Any]:
+    """Train as the command line does, with its records, and measure it without checkpoints and evaluations."""
+    import tensorboardX  # noqa: F401  (a run imports it when it begins; imports are not counted)
+
+    from rl_lab.build import build_experiment
+    from rl_lab.composition import load_experiment
+    from rl_lab.orchestration.dashboard import Dashboard
+
+    untimed = ["evaluation.every=null", "evaluation.episodes=1", "checkpoint.every_seconds=null"]
+    composed = load_experiment(name, [*overrides, "experiment.device=cpu", *untimed])
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = build_experiment(composed, Path(folder))
+        orchestrator = experiment.orchestrator(Path(folder), Dashboard(console=False))
         watch = Stopwatch()
         watch.leave_out(orchestrator, "save")
         watch.leave_out(orchestrator.checkpoints, "save_best")

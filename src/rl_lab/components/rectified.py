@@ -29,7 +29,7 @@ def rectified(rows: Tensor, *parameters: Tensor) -> Tensor:
 
 
 def _affine(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    if weight.dim() == 2:
+    if weight.dim() == 2:  # on a CPU a small linear layer of torch first copies its bias to every row
         return product(rows, weight.T, bias) if rows.is_cpu else F.linear(rows, weight, bias)
     return torch.bmm(rows, weight).add_(bias)
 

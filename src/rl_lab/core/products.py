@@ -35,14 +35,16 @@ def is_eager(rows: Tensor) -> bool:
 
 
 def is_large(left: Tensor, right: Tensor) -> bool:
-    """Return whether oneDNN multiplies [R, K] by [K, C], or [M, R, K] by [M, K, C] one after the other, faster."""
-    least = LARGE if left.dim() == 2 else LARGE_MEMBER
-    fits = left.dtype == right.dtype and left.shape[-1] == right.shape[-2]  # otherwise torch says what does not fit
-    return fits and _pays(left, right.shape, least)
+    """Return whether oneDNN multiplies [R, K] by [K, C] faster."""
+    fits = left.dtype == right.dtype and left.shape[1] == right.shape[0]  # otherwise torch says what does not fit
+    return fits and _pays(left, right.shape, LARGE)
 
 
 def is_large_stack(rows: Tensor, weights: Sequence[Tensor]) -> bool:
-    """Return whether rows [..., B, any] that pass weights [M, inputs, outputs] meet a large product."""
+    """Return whether rows [..., B, any] that pass weights [M, inputs, outputs] meet a large product.
+
+    Then members are multiplied faster one after the other.
+    """
     return any(_pays(rows, weight.shape, LARGE_MEMBER) for weight in weights)
 
 
@@ -97,7 +99,7 @@ def linear(values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 def stacked(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Map rows [M, R, inputs] of each member by its weight [M, inputs, outputs], plus a bias [M, 1 or R, outputs]."""
-    if not is_large(rows, weight):
+    if not is_large_stack(rows, [weight]):
         return torch.baddbmm(bias, rows, weight)
     members = zip(rows.unbind(), weight.unbind(), strict=True)
     return torch.stack([linear(own, matrix.T) for own, matrix in members]).add_(bias)
