@@ -542,6 +542,13 @@ def test_config_hash_ignores_what_only_extends_a_run():
         assert config_hash(load_experiment("dqn_cartpole", [word])) != config_hash(base), word
 
 
+def test_keys_may_be_written_as_errors_write_them():
+    key, value = "training.phases[0].workflow_hooks[0].collect", "${algorithm.x[0]}"
+    composed = compose(["experiment=dqn_cartpole", "algorithm.x=[3]", f"{key}={value}"])
+    assert composed.training.phases[0].workflow_hooks[0] == {"collect": 3}
+    assert override(composed, [f"{key}=5"]).training.phases[0].workflow_hooks[0].collect == 5
+
+
 def test_override_of_a_saved_configuration():
     base = load_experiment("dqn_cartpole")
     changed = override(base, ["training.total_timesteps=5", "training.phases.0.name=other", "logging.folder=x=y"])

@@ -360,6 +360,11 @@ CASES = {
     "a sum of words": (["dqn_cartpole", "workflow.gamma=${add:1,x}"], "workflow.gamma", ["${"]),
     "several values": (["dqn_cartpole", "experiment.seed=1,2"], "experiment.seed", ["--seeds"]),
     "half a list": (["dqn_cartpole", "components.q_network.hidden=[1,"], "components.q_network.hidden", ["quotes"]),
+    "an entry that a list does not have": (
+        ["dqn_cartpole", "training.phases[0].workflow_hooks[7].collect=3"],
+        "training.phases[0].workflow_hooks[7]",
+        ["count from 0", "--package 'training.phases[0].workflow_hooks'"],
+    ),
     "half an override": (["dqn_cartpole", "=3"], "command line", ["key=value"]),
     "too many environments": (["dqn_cartpole", "environment.num_envs=1e9"], "environment.num_envs", ["100,000"]),
     "too much memory": (["dqn_cartpole", "components.q_network.hidden=[1e15]"], "components.q_network", ["MLP"]),

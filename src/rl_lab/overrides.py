@@ -10,6 +10,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
+from omegaconf.errors import ConfigIndexError
 
 from rl_lab.config import PACKAGE_CONFIGS
 from rl_lab.core.errors import UserError
@@ -42,6 +43,8 @@ def normalize(override: str, roots: Sequence[Path]) -> str:
     if text.startswith("+experiment="):
         text = text[1:]
     key, equals, value = text.partition("=")
+    key = re.sub(r"\[(\d+)\]", r".\1", key)  # phases[0], as errors write it, is phases.0 to Hydra
+    text = key + equals + value
     group, _, package = key.partition("@")
     if group.replace("/", ".") == package:
         return f"{group}{equals}{value}"  # as an experiment's defaults say it: components/x@components.x
@@ -94,6 +97,10 @@ def _groups(roots: Sequence[Path]) -> list[str]:
 def explain(error: Exception, overrides: Sequence[str], roots: Sequence[Path]) -> UserError:
     """Say in our words why Hydra could not compose."""
     text = str(error).strip()
+    if isinstance(error.__cause__, ConfigIndexError):
+        entry = str(error.__cause__.full_key)
+        remedy = f"entries count from 0; see them with --cfg job --package '{entry.rpartition('[')[0]}'"
+        return UserError("the list has no such entry", key=entry, remedy=remedy)
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         options = group_options(key.split("@")[0], roots)
