@@ -1,4 +1,4 @@
-"""One update of Dreamer v3 of 2023 against the author's own code: losses, and the gradient of every parameter."""
+"""One update of Dreamer v3, of 2023 and of today, against the author's code: losses, gradients of all parameters."""
 
 from pathlib import Path
 
@@ -13,15 +13,20 @@ from rl_lab.core.phase import Hook, Phase
 from rl_lab.core.seeding import SeedTree
 from tests.workflows.dreamers import build
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "dreamer_2023.safetensors"  # made by make_dreamer_2023.py
+GOLDEN = Path(__file__).parent.parent / "golden"  # dreamer_2023 and dreamer_v3, made by make_dreamer_*.py
 PHASE = Phase("joint", hooks=(Hook("collect"),), duration_steps=1)
 PARTS = ("rssm", "decoder", "reward", "continuation", "actor", "critic", "slow_critic")
+LOSSES = {
+    "reconstruction": "observation",
+    "reward": "rew",
+    "continue": "con",
+    "dynamics": "dyn",
+    "representation": "rep",
+    "actor": "policy",
+    "critic": "value",
+    "replay_value": "repval",
+}
 KNOBS = {"gamma": 1 - 1 / 333, "horizon": 4, "free_nats": 1.0, "continue_weight": 0.0}
-
-
-@pytest.fixture(scope="module")
-def numbers():
-    return load_file(GOLDEN)
 
 
 def load(workflow, numbers):
@@ -30,17 +35,35 @@ def load(workflow, numbers):
     for name, part in parts.items():
         place = f"before/{name}/"
         part.load_state_dict({key.removeprefix(place): v for key, v in numbers.items() if key.startswith(place)})
-    return {name: part for name, part in parts.items() if name not in ("continuation", "slow_critic")}
+    return {name: part for name, part in parts.items() if name != "slow_critic"}
+
+
+def compare(parts, numbers, places, rtol):
+    """Compare the gradients of all parameters; return how many there are."""
+    compared = 0
+    for part, module in parts.items():
+        for name, parameter in module.named_parameters():
+            expected = numbers[f"{places[part]}/{name}"]
+            tolerance = 1e-5 * expected.abs().max().item()
+            torch.testing.assert_close(parameter.grad, expected, rtol=rtol, atol=tolerance, msg=f"{part} {name}")
+            compared += 1
+    return compared
+
+
+@pytest.fixture(autouse=True)
+def without_chance(monkeypatch):
+    monkeypatch.setattr(Categoricals, "sample", lambda self, parameters, draws: self.mode(parameters))
+    monkeypatch.setattr(noise, "normal", lambda shape, like, generator: torch.full(shape, 0.5))
 
 
 @pytest.mark.parametrize("actor_gradient", ["dynamics", "reinforce"])
-def test_an_update_is_the_authors(numbers, actor_gradient, monkeypatch):
-    monkeypatch.setattr(Categoricals, "sample", lambda self, parameters, draws: self.mode(parameters))
-    monkeypatch.setattr(noise, "normal", lambda shape, like, generator: torch.full(shape, 0.5))
+def test_an_update_is_the_authors_of_2023(actor_gradient):
+    numbers = load_file(GOLDEN / "dreamer_2023.safetensors")
     # A rate of zero leaves the model where it is while the behaviour is learned, as in the author's numbers.
     knobs = KNOBS | {"actor_gradient": actor_gradient}
     workflow = build("v3 of 2023", 5, 2, SeedTree(0), discrete=False, lr=0.0, units=8, **knobs)
     parts = load(workflow, numbers)
+    del parts["continuation"]  # the author's says the discount everywhere
     given = {name: numbers[f"batch/{name}"] for name in ("observations", "actions", "rewards", "is_first")}
     ahead = {name: torch.cat([torch.zeros_like(column[:1]), column]) for name, column in given.items()}
     never = torch.zeros(ahead["rewards"].shape, dtype=torch.bool)
@@ -59,11 +82,38 @@ def test_an_update_is_the_authors(numbers, actor_gradient, monkeypatch):
         expected = numbers[f"loss/{theirs.get(name, name)}"]
         torch.testing.assert_close(metrics[f"{name}_loss"], expected, rtol=1e-5, atol=1e-6)
     places = {name: f"gradient/{name}" for name in parts} | {"actor": f"gradient/{actor_gradient}/actor"}
-    compared = 0
-    for part, module in parts.items():
-        for name, parameter in module.named_parameters():
-            expected = numbers[f"{places[part]}/{name}"]
-            tolerance = 1e-5 * expected.abs().max().item()
-            torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=tolerance, msg=f"{part} {name}")
-            compared += 1
-    assert compared == 56
+    assert compare(parts, numbers, places, rtol=1e-4) == 56
+
+
+def test_an_update_is_the_authors_of_today():
+    numbers = load_file(GOLDEN / "dreamer_v3.safetensors")
+    workflow = build("v3", 5, 2, SeedTree(0), discrete=False, units=8, gamma=1 - 1 / 333, horizon=4)
+    parts = load(workflow, numbers)
+    workflow.return_scale.average.fill_(4.0)  # between the percentiles that the author's code was given
+    given = {name.removeprefix("batch/"): column for name, column in numbers.items() if name.startswith("batch/")}
+
+    def led_to(name):
+        """Return what led to each observation, beside the observation that it was the answer to."""
+        return torch.cat([given[name], torch.zeros_like(given[name][:1])])
+
+    def ahead(name):
+        return torch.cat([torch.zeros_like(given[name][:1]), given[name]])
+
+    states = {"deter": given["deter"].bfloat16(), "stoch": given["stoch"].to(torch.uint8)}
+    batch = Batch(
+        observations=ahead("observations"),
+        actions=led_to("previous_actions"),
+        rewards=led_to("rewards"),
+        terminated=led_to("is_terminal").bool(),
+        truncated=(led_to("is_last") - led_to("is_terminal")).bool(),
+        extras={
+            "is_first": ahead("is_first").bool(),
+            "is_last": ahead("is_last").bool(),
+            **{name: torch.cat([state[None], state.new_zeros(6, *state.shape)]) for name, state in states.items()},
+        },
+    )
+    metrics = workflow.update_agent(batch, phase=PHASE).metrics
+    for name, theirs in LOSSES.items():
+        torch.testing.assert_close(metrics[f"{name}_loss"], numbers[f"loss/{theirs}"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(metrics["loss"], numbers["loss/total"], rtol=1e-5, atol=1e-6)
+    assert compare(parts, numbers, {name: f"gradient/{name}" for name in parts}, rtol=1e-4) == 75

@@ -1,0 +1,85 @@
+"""Dreamer v3 by its author's code of 2023 on a task of the control suite: trains, and writes what episodes returned.
+
+Runs in an environment of its own and imports nothing of ours:
+
+python -m venv .peers/dreamer; .peers/dreamer/bin/pip install --no-deps dreamerv3==1.5.0
+.peers/dreamer/bin/pip install "jax[cpu]<0.5" optax "tensorflow_probability<0.25" tf_keras-nightly ruamel.yaml
+    cloudpickle msgpack "mujoco<4" dm_control
+MUJOCO_GL=disabled .peers/dreamer/bin/python benchmarks/peers/dreamer_2023.py CSV TASK SEED STEPS [--KEY VALUE ...]
+
+STEPS are those of the simulator. Keys are the author's own, such as `--rssm.deter 256`; the base is his `dmc_proprio`.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import jax
+import numpy as np
+from dreamerv3 import agent as author
+from dreamerv3 import embodied, jaxagent
+from dreamerv3.embodied.envs import dmc
+from dreamerv3.train import wrap_env
+
+REPEAT = 2
+
+
+class Episodes:
+    """Writes a row for each episode: simulator steps so far, its return, seconds so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("w", newline="")
+        self.writer = csv.writer(self.file)
+        self.writer.writerow(["env_steps", "episode_return", "seconds"])
+        self.begin = time.perf_counter()
+
+    def __call__(self, summaries: tuple) -> None:
+        """Take in what the author's logger has to say."""
+        for step, name, value in summaries:
+            if name == "episode/score":
+                self.writer.writerow([step, round(float(value), 1), round(time.perf_counter() - self.begin)])
+        self.file.flush()
+
+
+def main() -> None:
+    """Train once."""
+    path, task, seed, steps, *words = sys.argv[1:]
+    config = embodied.Config(author.Agent.configs["defaults"]).update(author.Agent.configs["dmc_proprio"])
+    config = config.update(
+        {
+            "task": f"dmc_{task.replace('-', '_')}",
+            "seed": int(seed),
+            "logdir": str(Path(path).with_suffix("")),
+            "jax.platform": "cpu",
+            "jax.precision": "float32",
+            "envs.parallel": "none",
+            "run.steps": int(steps) // REPEAT,
+            "run.log_every": 60,
+            "run.save_every": 1e9,
+        }
+    )
+    config = embodied.Flags(config).parse(words)
+    np.random.seed(config.seed)  # of the tasks and of the random agent
+    set_up = jaxagent.JAXAgent._setup
+
+    def without_guard(self: jaxagent.JAXAgent) -> None:
+        set_up(self)
+        jax.config.update("jax_transfer_guard", "allow")
+
+    jaxagent.JAXAgent._setup = without_guard
+    step = embodied.Counter()
+    logger = embodied.Logger(step, [Episodes(Path(path))], REPEAT)
+    make = partial(dmc.DMC, config.task.split("_", 1)[1], repeat=REPEAT, render=False)
+    environments = embodied.BatchEnv([wrap_env(make(), config) for _ in range(config.envs.amount)], parallel=False)
+    replay = embodied.replay.Uniform(config.batch_length, config.replay_size, seed=config.seed)
+    agent = author.Agent(environments.obs_space, environments.act_space, step, config)
+    arguments = embodied.Config(**config.run, logdir=config.logdir, batch_steps=config.batch_size * config.batch_length)
+    embodied.run.train(agent, environments, replay, logger, arguments)
+
+
+if __name__ == "__main__":
+    main()
