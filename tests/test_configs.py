@@ -547,6 +547,9 @@ def test_keys_may_be_written_as_errors_write_them():
     composed = compose(["experiment=dqn_cartpole", "algorithm.x=[3]", f"{key}={value}"])
     assert composed.training.phases[0].workflow_hooks[0] == {"collect": 3}
     assert override(composed, [f"{key}=5"]).training.phases[0].workflow_hooks[0].collect == 5
+    assert compose(["experiment=dqn_cartpole", 'experiment.name="a[0]"']).experiment.name == "a[0]"
+    with pytest.raises(UserError, match="no such entry"):
+        override(composed, ["training.phases[7].name=x"])
 
 
 def test_override_of_a_saved_configuration():

@@ -365,6 +365,12 @@ CASES = {
         "training.phases[0].workflow_hooks[7]",
         ["count from 0", "--package 'training.phases[0].workflow_hooks'"],
     ),
+    "an entry of a list that is none": (["dqn_cartpole", "training.phases.first.name=x"], "first", ["not an int"]),
+    "an entry of a list taken away": (
+        ["dqn_cartpole", "~training.phases[0]"],
+        "training.phases.0",
+        ["training.phases=[...]"],
+    ),
     "half an override": (["dqn_cartpole", "=3"], "command line", ["key=value"]),
     "too many environments": (["dqn_cartpole", "environment.num_envs=1e9"], "environment.num_envs", ["100,000"]),
     "too much memory": (["dqn_cartpole", "components.q_network.hidden=[1e15]"], "components.q_network", ["MLP"]),

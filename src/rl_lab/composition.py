@@ -17,12 +17,12 @@ from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigSource
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigIndexError, OmegaConfBaseException
 from yaml import YAMLError
 
 from rl_lab.config import PACKAGE_CONFIGS, RunConfig, parse_run
 from rl_lab.core.errors import UserError, without_hidden
-from rl_lab.overrides import as_overrides, check_grammar, explain, group_options, normalize
+from rl_lab.overrides import as_overrides, check_grammar, explain, group_options, no_entry, normalize
 from rl_lab.trust import check_secrets
 
 OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
@@ -52,8 +52,8 @@ def compose(overrides: Sequence[str], folder: Path | None = None) -> DictConfig:
     loader.repository = _OwnFolders(search_path)
     try:
         config = loader.load_configuration("config", overrides=list(overrides), run_mode=RunMode.RUN)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise explain(error, overrides, roots) from None
+    except (HydraException, OmegaConfBaseException, YAMLError, TypeError, ValueError) as error:
+        raise explain(error, overrides, roots) from None  # the last two: what is no entry of a list
     OmegaConf.set_struct(config, False)
     OmegaConf.set_readonly(config, False)
     del config["hydra"]
@@ -165,6 +165,8 @@ def override(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
             raise UserError("this is not an override", key="command line", value=text, remedy="write key=value")
         try:
             OmegaConf.update(changed, key, OmegaConf.create(f"value: {value}").value)
+        except ConfigIndexError as error:
+            raise no_entry(str(error.full_key)) from None
         except (YAMLError, OmegaConfBaseException, ValueError, IndexError) as error:
             problem = str(error).split("\n")[0]
             raise UserError(

@@ -45,6 +45,12 @@ def normalize(override: str, roots: Sequence[Path]) -> str:
     key, equals, value = text.partition("=")
     key = re.sub(r"\[(\d+)\]", r".\1", key)  # phases[0], as errors write it, is phases.0 to Hydra
     text = key + equals + value
+    if re.fullmatch(r"~.+\.\d+", key):
+        raise UserError(
+            "an entry of a list cannot be removed alone",
+            key=key[1:],
+            remedy=f"write the whole list: {key[1:].rpartition('.')[0]}=[...]",
+        )
     group, _, package = key.partition("@")
     if group.replace("/", ".") == package:
         return f"{group}{equals}{value}"  # as an experiment's defaults say it: components/x@components.x
@@ -98,9 +104,7 @@ def explain(error: Exception, overrides: Sequence[str], roots: Sequence[Path]) -
     """Say in our words why Hydra could not compose."""
     text = str(error).strip()
     if isinstance(error.__cause__, ConfigIndexError):
-        entry = str(error.__cause__.full_key)
-        remedy = f"entries count from 0; see them with --cfg job --package '{entry.rpartition('[')[0]}'"
-        return UserError("the list has no such entry", key=entry, remedy=remedy)
+        return no_entry(str(error.__cause__.full_key))
     for override in overrides:
         key, _, value = override.lstrip("+~").partition("=")
         options = group_options(key.split("@")[0], roots)
@@ -121,6 +125,12 @@ def explain(error: Exception, overrides: Sequence[str], roots: Sequence[Path]) -
         key=named.group(1) if named else "configuration",
         remedy="see the composition with --cfg job",
     )
+
+
+def no_entry(key: str) -> UserError:
+    """Say that a list has no entry `list[3]`."""
+    remedy = f"entries count from 0; see them with --cfg job --package '{key.rpartition('[')[0]}'"
+    return UserError("the list has no such entry", key=key, remedy=remedy)
 
 
 def _as_text(value: Any) -> str:
