@@ -3,11 +3,12 @@
 Runs in an environment of its own and imports nothing of ours:
 
 python -m venv .peers/dreamer; .peers/dreamer/bin/pip install --no-deps dreamerv3==1.5.0
-.peers/dreamer/bin/pip install "jax[cpu]<0.5" optax "tensorflow_probability<0.25" tf_keras-nightly ruamel.yaml
+.peers/dreamer/bin/pip install "jax[cpu]<0.5" optax "tensorflow_probability<0.25" tf_keras-nightly ruamel.yaml \\
     cloudpickle msgpack "mujoco<4" dm_control
 MUJOCO_GL=disabled .peers/dreamer/bin/python benchmarks/peers/dreamer_2023.py CSV TASK SEED STEPS [--KEY VALUE ...]
 
-STEPS are those of the simulator. Keys are the author's own, such as `--rssm.deter 256`; the base is his `dmc_proprio`.
+Steps are counted as the author counts them: two for a decision, although his wrapper repeats actions in the first
+episode of an environment only. Keys are his own, such as `--rssm.deter 256`; the base is his `dmc_proprio`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from __future__ import annotations
 import csv
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import jax
-import numpy as np
+from dm_control import suite
 from dreamerv3 import agent as author
 from dreamerv3 import embodied, jaxagent
 from dreamerv3.embodied.envs import dmc
@@ -29,7 +29,7 @@ REPEAT = 2
 
 
 class Episodes:
-    """Writes a row for each episode: simulator steps so far, its return, seconds so far."""
+    """Writes a row for each episode: steps so far as the author counts them, its return, seconds so far."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("w", newline="")
@@ -63,7 +63,6 @@ def main() -> None:
         }
     )
     config = embodied.Flags(config).parse(words)
-    np.random.seed(config.seed)  # of the tasks and of the random agent
     set_up = jaxagent.JAXAgent._setup
 
     def without_guard(self: jaxagent.JAXAgent) -> None:
@@ -73,8 +72,14 @@ def main() -> None:
     jaxagent.JAXAgent._setup = without_guard
     step = embodied.Counter()
     logger = embodied.Logger(step, [Episodes(Path(path))], REPEAT)
-    make = partial(dmc.DMC, config.task.split("_", 1)[1], repeat=REPEAT, render=False)
-    environments = embodied.BatchEnv([wrap_env(make(), config) for _ in range(config.envs.amount)], parallel=False)
+    domain, name = task.split("-", 1)
+
+    def make(index: int) -> embodied.Env:
+        random = {"random": 1000 * config.seed + index}
+        world = dmc.DMC(suite.load(domain, name.replace("-", "_"), random), repeat=REPEAT, render=False)
+        return wrap_env(world, config)
+
+    environments = embodied.BatchEnv([make(i) for i in range(config.envs.amount)], parallel=False)
     replay = embodied.replay.Uniform(config.batch_length, config.replay_size, seed=config.seed)
     agent = author.Agent(environments.obs_space, environments.act_space, step, config)
     arguments = embodied.Config(**config.run, logdir=config.logdir, batch_steps=config.batch_size * config.batch_length)

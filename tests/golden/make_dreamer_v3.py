@@ -2,7 +2,7 @@
 
 In a checkout of github.com/danijar/dreamerv3 (f8817c4) and with what benchmarks/peers/dreamer_v3.py needs:
 PYTHONPATH=CHECKOUT:benchmarks/peers python tests/golden/make_dreamer_v3.py
-The numbers were made with the files of that commit that an update from vectors needs, without what concerns pictures.
+Pictures are not covered; of the checkout it needs agent, rssm, and of embodied/jax nets, outs, heads, opt and utils.
 
 Codes become the most probable ones and the noise of actions 0.5, so that the update is a function of its parameters.
 An episode that terminates and one that is cut off lie inside the batch. Names and layouts are ours.
