@@ -120,8 +120,8 @@ def test_dreamer_solves_probe(paper, probe, continuous):
     environment = make_env(f"probe/{probe}", NUM_ENVS, kwargs={"continuous": continuous})
     collector = RolloutCollector(environment, seeds, initial_state=workflow.initial_state(NUM_ENVS))
     source = replay(seeds, window=4, batch_size=56)  # no episode is longer than two steps
-    num_updates = {"constant": 80, "action": 200, "both": 240}.get(probe, 120)
-    if continuous and probe in ("action", "both"):
+    num_updates = {"constant": 80, "action": 200, "both": 300}.get(probe, 120)
+    if continuous and probe == "action":
         num_updates = 300
     collect = Hook("collect", 8)
     model, joint = Hook("update_world_model", ratio=0.125), Hook("update_agent", ratio=0.125)
@@ -148,8 +148,8 @@ def test_dreamer_solves_probe(paper, probe, continuous):
         # Where actions matter, the value is that of a policy which still explores a little.
         assert abs(estimate - value) < (0.3 if probe in ("action", "both") else 0.15), (observation, estimate, value)
     if probe in ("action", "both"):
-        returns, _ = collector.collect_episodes(workflow.act, 40)
-        assert sum(returns) / 40 > 0.8
+        returns, _ = collector.collect_episodes(workflow.act, 400)  # latents are drawn, so that a few go wrong
+        assert sum(returns) / 400 > 0.8
 
 
 def collected(paper="v3", num_steps=60, monkeypatch=None, seed=0, **knobs):

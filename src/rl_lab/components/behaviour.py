@@ -54,21 +54,26 @@ class Behaviour:
         start = tree_map(lambda leaf: leaf.detach().flatten(0, 1), seen.observed.states)
         with torch.set_grad_enabled(self.through_model), frozen(*self._passed_through()):
             dream = self.imagine(start, self.horizon, generator)
-            values = self.values(dream.features)
-            returns = self.returns(dream.rewards, dream.discounts, values)
+            values = self.values(dream.features) if self.through_model or self.slow_targets else None
+        features = dream.features[:-1].detach()
+        outputs = self._ask_critic(features)
+        if values is None:  # what the critic learns from has all values but the last
+            with torch.no_grad():
+                values = torch.cat([self.critic.mean(outputs), self.values(dream.features[-1:])])
+        returns = self.returns(dream.rewards, dream.discounts, values)
         if self.return_scale is not None:
             self.return_scale.update(returns)
         scale = torch.ones_like(returns[0, 0]) if self.return_scale is None else self.return_scale.value.clone()
-        features = dream.features[:-1].detach()
         with self.model.computing(features.device):
             parameters = self.actor(features)
         actor_loss, entropy = self.actor_loss(parameters, dream.actions, returns, values, scale, dream.weights)
-        losses = {"actor": actor_loss, "critic": self._critic_loss(features, returns, dream.weights)}
+        losses = {"actor": actor_loss, "critic": self._critic_loss(features, outputs, returns, dream.weights)}
         if self.learn_replay:
             batch = seen.batch
             bootstrap = returns[0].view(batch.shape)
             targets = self.replay_returns(batch.rewards, batch.terminated, batch["is_last"], bootstrap)
-            losses["replay_value"] = self._critic_loss(seen.features[:-1], targets, (~batch["is_last"][:-1]).float())
+            features, weights = seen.features[:-1], (~batch["is_last"][:-1]).float()
+            losses["replay_value"] = self._critic_loss(features, self._ask_critic(features), targets, weights)
         watched = {"reward": dream.rewards, "return": returns, "value": values, "discount": dream.discounts}
         metrics = {f"imagined_{name}": numbers.detach().mean() for name, numbers in watched.items()}
         return losses, metrics | {"actor_entropy": entropy.detach().mean(), "return_scale": scale}
@@ -94,10 +99,13 @@ class Behaviour:
             objective = returns if self.return_scale is None else advantages
         return -(weights * (objective + self.entropy_weight * entropy)).mean(), entropy
 
-    def _critic_loss(self, features: Tensor, returns: Tensor, weights: Tensor) -> Tensor:
-        """Return the weighed mean loss of values against returns, and against those of the slow critic."""
+    def _ask_critic(self, features: Tensor) -> Tensor:
         with self.model.computing(features.device):
-            outputs = self.critic(features)
+            outputs: Tensor = self.critic(features)
+        return outputs
+
+    def _critic_loss(self, features: Tensor, outputs: Tensor, returns: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighed mean loss of values against returns, and against those of the slow critic."""
         loss = self.critic.loss(outputs, returns.detach())
         if self.slow_weight:
             with torch.no_grad(), self.model.computing(features.device):

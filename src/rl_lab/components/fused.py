@@ -1,7 +1,7 @@
-"""Pieces of world models that a GPU does in one kernel each, with their gradients.
+"""Pieces of world models with their way back written out: on a GPU one kernel each, on a CPU a few operations.
 
-`fuses` says where: on a GPU, outside compiled functions, which are fused by the compiler. Everywhere else the plain
-operations are used; they say what these compute.
+`is_written_out` says where, `fuses` where by kernels: not in compiled functions, which are fused by the compiler.
+Everywhere else plain operations are used; they say what these compute.
 """
 
 from __future__ import annotations
@@ -12,14 +12,24 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rl_lab.core.activation_kernels import Resize, activate, activate_backward, build_backward
-from rl_lab.core.cell_kernels import gate, gate_backward, sample, sample_backward
+from rl_lab.core import activation_kernels, cell_kernels, cell_operations
+from rl_lab.core.activation_kernels import Resize
 from rl_lab.core.kernels import AVAILABLE
 
 
 def fuses(values: Tensor) -> bool:
-    """Return whether these kernels can be used on a tensor."""
+    """Return whether kernels can be used on a tensor."""
     return values.is_cuda and AVAILABLE and not torch.compiler.is_compiling()
+
+
+def is_written_out(values: Tensor) -> bool:
+    """Return whether these pieces can be used on a tensor."""
+    return (values.is_cpu or fuses(values)) and not torch.compiler.is_compiling()
+
+
+def pieces(values: Tensor) -> Any:
+    """Return what has the pieces of a recurrent step for a tensor: kernels, or operations of torch."""
+    return cell_kernels if values.is_cuda else cell_operations
 
 
 class Gated(torch.autograd.Function):
@@ -28,21 +38,31 @@ class Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gates: Tensor, states: Tensor, width: int, update_bias: float) -> Tensor:
         """Return new states [..., D] from gates [..., 3 * D] in blocks of `width`."""
-        gates, states = gates.contiguous(), states.contiguous()
         ctx.save_for_backward(gates, states)
         ctx.width, ctx.update_bias = width, update_bias
-        answers = torch.empty_like(states)
-        gate(gates, states, width, update_bias, answers)
-        return answers
+        return _mixed(gates, states, width, update_bias)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradients of gates and states."""
-        gates, states = ctx.saved_tensors
+        gates, states = (tensor.contiguous() for tensor in ctx.saved_tensors)
         found = torch.empty_like(gates), torch.empty_like(states)
-        gate_backward(gates, states, gradients[0].contiguous(), ctx.width, ctx.update_bias, found)
+        pieces(gates).gate_backward(gates, states, gradients[0].contiguous(), ctx.width, ctx.update_bias, found)
         return *found, None, None
+
+
+def mix(gates: Tensor, states: Tensor, width: int, update_bias: float) -> Tensor:
+    """Return new states [..., D] from gates [..., 3 * D] in blocks of `width`."""
+    mixed: Tensor = (Gated.apply if torch.is_grad_enabled() else _mixed)(gates, states, width, update_bias)
+    return mixed
+
+
+def _mixed(gates: Tensor, states: Tensor, width: int, update_bias: float) -> Tensor:
+    gates, states = gates.contiguous(), states.contiguous()
+    answers = torch.empty_like(states)
+    pieces(gates).gate(gates, states, width, update_bias, answers)
+    return answers
 
 
 class Sampled(torch.autograd.Function):
@@ -51,21 +71,32 @@ class Sampled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, draws: Tensor, unimix: float) -> Tensor:
         """Return codes [..., classes] of logits [..., classes] by numbers [...] in [0, 1)."""
-        rows = logits.reshape(-1, logits.shape[-1]).contiguous()
-        ctx.save_for_backward(rows)
-        ctx.shape, ctx.unimix = logits.shape, unimix
-        codes = torch.empty(logits.shape, device=logits.device)
-        sample(rows, draws.contiguous(), unimix, codes)
-        return codes
+        ctx.save_for_backward(logits)
+        ctx.unimix = unimix
+        return _drawn(logits, draws, unimix)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradient of the logits."""
-        (rows,) = ctx.saved_tensors
+        (logits,) = ctx.saved_tensors
+        rows = logits.reshape(-1, logits.shape[-1]).contiguous()
         found = torch.empty_like(rows)
-        sample_backward(rows, gradients[0].contiguous(), ctx.unimix, found)
-        return found.view(ctx.shape), None, None
+        pieces(rows).sample_backward(rows, gradients[0].contiguous(), ctx.unimix, found)
+        return found.view(logits.shape), None, None
+
+
+def draw(logits: Tensor, draws: Tensor, unimix: float) -> Tensor:
+    """Return codes [..., classes] of logits [..., classes] by numbers [...] in [0, 1)."""
+    codes: Tensor = (Sampled.apply if torch.is_grad_enabled() else _drawn)(logits, draws, unimix)
+    return codes
+
+
+def _drawn(logits: Tensor, draws: Tensor, unimix: float) -> Tensor:
+    rows = logits.reshape(-1, logits.shape[-1]).contiguous()
+    codes = torch.empty(logits.shape, device=logits.device)
+    pieces(rows).sample(rows, draws.contiguous(), unimix, codes)
+    return codes
 
 
 class Activated(torch.autograd.Function):
@@ -79,9 +110,9 @@ class Activated(torch.autograd.Function):
         values = values.contiguous()
         ctx.save_for_backward(values, bias, scale)
         ctx.eps, ctx.resize = eps, resize
-        answers = activate(values, bias, scale, eps, resize)
-        if any(ctx.needs_input_grad):
-            build_backward(values, bias, scale, answers, eps, resize)
+        answers = _activated(values, bias, scale, eps, resize)
+        if values.is_cuda and any(ctx.needs_input_grad):
+            activation_kernels.build_backward(values, bias, scale, answers, eps, resize)
         return answers
 
     @staticmethod
@@ -89,8 +120,26 @@ class Activated(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradients of values, bias and scale."""
         gradient, learns = gradients[0].contiguous(), any(ctx.needs_input_grad[1:3])
-        found = activate_backward(*ctx.saved_tensors, gradient, ctx.eps, ctx.resize, learns=learns)
+        if gradient.is_cpu:
+            found = cell_operations.activate_backward(*ctx.saved_tensors, gradient, ctx.eps, learns=learns)
+        else:
+            found = activation_kernels.activate_backward(
+                *ctx.saved_tensors, gradient, ctx.eps, ctx.resize, learns=learns
+            )
         return *found, None, None
+
+
+def activate(values: Tensor, bias: Tensor | None, scale: Tensor, eps: float, resize: Resize | None = None) -> Tensor:
+    """Return activations [..., C] of values [..., C]; of pictures [R, H, W, C] if a GPU is to resize them."""
+    run = Activated.apply if torch.is_grad_enabled() else _activated
+    activations: Tensor = run(values, bias, scale, eps, resize)
+    return activations
+
+
+def _activated(values: Tensor, bias: Tensor | None, scale: Tensor, eps: float, resize: Resize | None) -> Tensor:
+    if values.is_cpu:
+        return cell_operations.activate(values, bias, scale, eps)
+    return activation_kernels.activate(values.contiguous(), bias, scale, eps, resize)
 
 
 class Attached(torch.autograd.Function):

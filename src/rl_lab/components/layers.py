@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.fused import Activated, attach, fuses
+from rl_lab.components.fused import activate, attach, fuses, is_written_out
 from rl_lab.core.products import linear, weight_gradient
 from rl_lab.core.ranges import Count, Natural, NonNegative
 
@@ -187,7 +187,7 @@ class SharedBlockLinear(ScanLayer):
     def project(self, ahead: Tensor, tape: Tape | None = None) -> Tensor:
         """Map the inputs that are known ahead."""
         weight = self.ahead() if tape is None else tape.weights[f"{self.key}.ahead"][0]
-        return (ahead if tape is None else ahead.to(weight.dtype)) @ weight
+        return linear(ahead if tape is None else ahead.to(weight.dtype), weight.T)
 
     def forward(self, own: Tensor, shared: Tensor, ahead: Tensor, tape: Tape | None = None) -> Tensor:
         """Map the own inputs [..., inputs] and the shared ones, and add what `project` made of the others."""
@@ -246,10 +246,10 @@ class Norm(ScanLayer):
         bias: Tensor | None = None,
     ) -> Tensor:
         """Normalise values, to which a bias may be added, and activate them."""
-        if self.kind == "rms" and activation is F.silu and fuses_with(values, tape):
+        records = tape is not None and tape.offsets is not None
+        if self.kind == "rms" and activation is F.silu and is_written_out(values) and not records:
             (scale,) = self.scanned() if tape is None else tape.weights[self.key]
-            answers: Tensor = Activated.apply(values, bias, scale, EPSILON["rms"], None)
-            return answers
+            return activate(values, bias, scale, EPSILON["rms"])
         return activation(self(values if bias is None else values + bias, tape))
 
     def _normalize(self, values: Tensor) -> Tensor:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
+from rl_lab.components.fused import is_written_out
 from rl_lab.core.ranges import Range
 
 
@@ -74,9 +76,30 @@ class SymexpTwoHot(nn.Module):
 
     def loss(self, logits: Tensor, values: Tensor) -> Tensor:
         """Return the cross-entropy with the two-hot code, per entry; values beyond the last bin are that bin."""
-        logits, values = logits.float(), values.clamp(self.bins[0], self.bins[-1])
+        values = values.clamp(self.bins[0], self.bins[-1])
         lower = (torch.searchsorted(self.bins, values.contiguous(), right=True) - 1).clamp(max=self.num_parameters - 2)
         below, above = self.bins[lower], self.bins[lower + 1]
         share = (values - below) / (above - below)
-        chosen = logits.gather(-1, torch.stack([lower, lower + 1], -1))
-        return logits.logsumexp(-1) - torch.lerp(chosen[..., 0], chosen[..., 1], share)
+        neighbours, weights = torch.stack([lower, lower + 1], -1), torch.stack([1.0 - share, share], -1)
+        if is_written_out(logits):
+            loss: Tensor = _CrossEntropy.apply(logits.float(), neighbours, weights)
+            return loss
+        return -(logits.float().log_softmax(-1).gather(-1, neighbours) * weights).sum(-1)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The cross-entropy of logits with weights of two bins: its gradient is written over the probabilities."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, neighbours: Tensor, weights: Tensor) -> Tensor:
+        log_shares = logits.log_softmax(-1)
+        ctx.save_for_backward(log_shares, neighbours, weights)
+        return -(log_shares.gather(-1, neighbours) * weights).sum(-1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        log_shares, neighbours, weights = ctx.saved_tensors
+        gradient = gradients[0].unsqueeze(-1)
+        found = log_shares.exp().mul_(gradient)
+        return found.scatter_add_(-1, neighbours, -gradient * weights), None, None

@@ -69,6 +69,24 @@ def product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     return answer if bias is None else answer.add_(bias)
 
 
+def fill(answers: Tensor, left: Tensor, right: Tensor, bias: Tensor | None = None) -> None:
+    """Fill `answers` [R, C], in whatever layout, with left [R, K] times right [K, C], plus a bias [C]; no gradients."""
+    if is_large(left, right):
+        answers.copy_(product(left.contiguous(), right, bias))
+    elif bias is None:
+        torch.mm(left, right, out=answers)
+    else:
+        torch.addmm(bias, left, right, out=answers)
+
+
+def add(answers: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left [R, K] times right [K, C] to `answers` [R, C]; no gradients."""
+    if is_large(left, right):
+        answers.add_(product(left.contiguous(), right))
+    else:
+        answers.addmm_(left, right)
+
+
 def weight_gradient(rows: Tensor, outputs: Tensor, weight: Tensor) -> Tensor:
     """Return the gradient of a weight [C, K] from its rows [R, K] and the gradient of its outputs [R, C].
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from rl_lab.components.fused import Gated, fuses
+from rl_lab.components.fused import fuses, is_written_out, mix
 from rl_lab.components.layers import (
     ACTIVATIONS,
     Activation,
@@ -106,9 +106,9 @@ def gated(deter: Tensor, gates: Tensor, num_blocks: int, update_bias: float) -> 
 
     Each block of `gates` [..., 3 * D] holds reset, candidate and update of its share of the state.
     """
-    if fuses(gates):
-        mixed: Tensor = Gated.apply(gates, deter, deter.shape[-1] // num_blocks, update_bias)
-        return mixed
+    # On a CPU autograd goes back through the operations below as fast.
+    if fuses(gates) or (is_written_out(gates) and not torch.is_grad_enabled()):
+        return mix(gates, deter, deter.shape[-1] // num_blocks, update_bias)
     blocks = gates.unflatten(-1, (num_blocks, -1)).chunk(3, -1)
     reset, candidate, update = (block.flatten(-2) for block in blocks)
     candidate = (reset.sigmoid() * candidate).tanh()

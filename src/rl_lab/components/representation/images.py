@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl_lab.components.fused import Activated, Resize, fuses
+from rl_lab.components.fused import Resize, activate, fuses
 from rl_lab.components.layers import (
     ACTIVATIONS,
     EPSILON,
@@ -260,12 +260,11 @@ def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.
 
 def _activated(products: Tensor, bias: Tensor, norm: Norm, resize: Resize) -> Tensor:
     """Return pictures [R, C, H, W] of the products of a convolution, by one kernel."""
-    pictures: Tensor = Activated.apply(products.permute(0, 2, 3, 1), bias, norm.scale, EPSILON["rms"], resize)
-    return pictures.permute(0, 3, 1, 2)
+    return activate(products.permute(0, 2, 3, 1), bias, norm.scale, EPSILON["rms"], resize).permute(0, 3, 1, 2)
 
 
 def _over_channels(norm: Norm, values: Tensor) -> Tensor:
-    return F.silu(norm(values.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+    return norm.activated(values.permute(0, 2, 3, 1), F.silu).permute(0, 3, 1, 2)
 
 
 def _levels(shape: Sequence[int], depth: int, multipliers: Sequence[int]) -> tuple[list[int], tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The scan of a block recurrent unit with categorical variables on a GPU: twelve kernels a step, forth and back.
+"""The scan of a block recurrent unit with categorical variables, written out: on a GPU twelve kernels a step, each way.
 
 `RSSM.step`, one after the other, says what it computes. Here every step writes into its place in tensors for all steps,
 so that nothing is copied, cast or added between the products; weight gradients are formed once, after the last step.
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from rl_lab.components.fused import fuses
+from rl_lab.components.fused import is_written_out, pieces
 from rl_lab.components.layers import EPSILON, Dense, Linear, ScanLayer, cast_weights
 from rl_lab.components.representation.cells import BlockGRU
 from rl_lab.components.representation.variables import Categoricals
@@ -24,13 +24,8 @@ from rl_lab.core.cell_kernels import (
     PassedStates,
     StateGradients,
     Step,
-    gate,
-    gate_backward,
-    norm_silu,
-    norm_silu_backward,
-    sample,
-    sample_backward,
 )
+from rl_lab.core.products import add, fill
 
 
 class Parts(NamedTuple):
@@ -49,10 +44,10 @@ class Parts(NamedTuple):
         return [*dense, cell.hidden, cell.hidden_norm, cell.gates, posterior.linear, posterior.norm, self.output]
 
     def can_scan(self, deter: Tensor, stoch: Tensor) -> bool:
-        """Return whether `scan` knows these parts and can start from this state: from a constant on a GPU."""
+        """Return whether `scan` knows these parts and can start from this state: a constant."""
         known = isinstance(self.cell, BlockGRU) and isinstance(self.variable, Categoricals)
         constant = not (deter.requires_grad or stoch.requires_grad)
-        return known and constant and fuses(deter) and self.cell.is_plain and self.posterior.is_plain
+        return known and constant and is_written_out(deter) and self.cell.is_plain and self.posterior.is_plain
 
 
 class Given(NamedTuple):
@@ -107,7 +102,7 @@ class _Scan(torch.autograd.Function):
 
 
 def _forth(parts: Parts, given: Given, weights: Any) -> tuple[tuple[Tensor, Tensor, Tensor], _Kept]:
-    cell, variable, like = parts.cell, parts.variable, given.ahead
+    cell, variable, like, step_by = parts.cell, parts.variable, given.ahead, pieces(given.ahead)
     num_steps, num_rows, size = given.ahead.shape
     units, cell_units = parts.posterior.linear.outputs, cell.from_deter.linear.outputs
     width, eps = size // cell.num_blocks, EPSILON["rms"]
@@ -146,23 +141,25 @@ def _forth(parts: Parts, given: Given, weights: Any) -> tuple[tuple[Tensor, Tens
     logits = room(num_steps, num_rows, variable.size)
     state = given.deter
     for t in range(num_steps):
-        torch.mm(kept.seen[t], from_deter.T, out=pair[:, 0])
-        torch.mm(kept.codes[t], from_stoch.T, out=pair[:, 1])
-        norm_silu(pair.view(-1, cell_units), biases, scales, eps, Normed(*(leaf[t] for leaf in kept.shared)))
-        hidden[t].addmm_(kept.shared.answers[t].flatten(1), shared_weight)
+        fill(pair[:, 0], kept.seen[t], from_deter.T)
+        fill(pair[:, 1], kept.codes[t], from_stoch.T)
+        step_by.norm_silu(pair.view(-1, cell_units), biases, scales, eps, Normed(*(leaf[t] for leaf in kept.shared)))
+        add(hidden[t], kept.shared.answers[t].flatten(1), shared_weight)
         _blocks(hidden[t], cell).baddbmm_(_blocks(kept.seen[t], cell), own)
-        norm_silu(hidden[t], None, *weights[cell.hidden_norm.key], eps, Normed(*(leaf[t] for leaf in kept.hidden)))
+        step_by.norm_silu(
+            hidden[t], None, *weights[cell.hidden_norm.key], eps, Normed(*(leaf[t] for leaf in kept.hidden))
+        )
         torch.bmm(_blocks(kept.hidden.answers[t], cell), gate_weight, out=_blocks(kept.gates[t], cell))
         step = Step(keeps[t], keeps[t + 1], gate_bias)
         passed = PassedStates(step, kept.read[t], kept.seen[t + 1])
-        gate(kept.gates[t], state, width, cell.update_bias, deters[t], passed)
+        step_by.gate(kept.gates[t], state, width, cell.update_bias, deters[t], passed)
         state = deters[t]
-        torch.mm(kept.read[t], posterior_weight.T, out=read)
+        fill(read, kept.read[t], posterior_weight.T)
         normed_now = Normed(*(leaf[t] for leaf in kept.posterior))
-        norm_silu(read, embedded[t], *weights[parts.posterior.norm.key], eps, normed_now)
-        torch.addmm(output_bias, normed_now.answers, output.T, out=logits[t])
+        step_by.norm_silu(read, embedded[t], *weights[parts.posterior.norm.key], eps, normed_now)
+        fill(logits[t], normed_now.answers, output.T, output_bias)
         rows = logits[t].view(-1, variable.num_classes)
-        sample(rows, given.draws[t], variable.unimix, stochs[t], PassedCodes(step, kept.codes[t + 1]))
+        step_by.sample(rows, given.draws[t], variable.unimix, stochs[t], PassedCodes(step, kept.codes[t + 1]))
     return (deters, stochs, logits), kept
 
 
@@ -174,7 +171,7 @@ def _back(
     gradients: tuple[Tensor, ...],
 ) -> list[Tensor]:
     cell, variable, given, keeps = parts.cell, parts.variable, kept.given, kept.keeps
-    num_steps, num_rows, size = given.ahead.shape
+    (num_steps, num_rows, size), step_by = given.ahead.shape, pieces(given.ahead)
     deters, _, logits = answers
     of_deters, of_stochs, of_parameters = gradients
     from_deter, from_stoch = weights[cell.from_deter.linear.key][0], weights[cell.from_stoch.linear.key][0]
@@ -202,23 +199,23 @@ def _back(
     for t in reversed(range(num_steps)):
         step = Step(keeps[t], keeps[t + 1], gate_bias)
         rows, more = logits[t].view(-1, variable.num_classes), CodeGradients(step, of_parameters[t], of_codes[t + 1])
-        sample_backward(rows, of_stochs[t], variable.unimix, of_logits[t], more)
-        torch.mm(of_logits[t], output, out=active)
+        step_by.sample_backward(rows, of_stochs[t], variable.unimix, of_logits[t], more)
+        fill(active, of_logits[t], output)
         normalized, roots = kept.posterior.normalized[t], kept.posterior.roots[t]
-        norm_silu_backward(active, posterior_scale, normalized, roots, at(of_posterior, t))
-        torch.mm(of_posterior[1][t], posterior_weight, out=read)
+        step_by.norm_silu_backward(active, posterior_scale, normalized, roots, at(of_posterior, t))
+        fill(read, of_posterior[1][t], posterior_weight)
         state, width = deters[t - 1] if t else given.deter, size // cell.num_blocks
         others, found = StateGradients(step, read, of_state[t + 1], of_seen[t + 1]), (of_gates[t], of_state[t])
-        gate_backward(kept.gates[t], state, of_deters[t], width, cell.update_bias, found, others)
+        step_by.gate_backward(kept.gates[t], state, of_deters[t], width, cell.update_bias, found, others)
         torch.bmm(_blocks(of_gates[t], cell), gate_weight.transpose(1, 2), out=_blocks(hidden, cell))
         normalized, roots = kept.hidden.normalized[t], kept.hidden.roots[t]
-        norm_silu_backward(hidden, hidden_scale, normalized, roots, at(of_hidden, t))
-        torch.mm(of_hidden[1][t], shared_weight.T, out=shared.view(num_rows, -1))
+        step_by.norm_silu_backward(hidden, hidden_scale, normalized, roots, at(of_hidden, t))
+        fill(shared.view(num_rows, -1), of_hidden[1][t], shared_weight.T)
         normalized, roots = kept.shared.normalized[t].flatten(0, 1), kept.shared.roots[t]
-        norm_silu_backward(shared, scales, normalized, roots, at(of_shared, t))
+        step_by.norm_silu_backward(shared, scales, normalized, roots, at(of_shared, t))
         torch.bmm(_blocks(of_hidden[1][t], cell), own.transpose(1, 2), out=_blocks(of_seen[t], cell))
-        of_seen[t].addmm_(of_shared[1][t, :, 0], from_deter)
-        torch.mm(of_shared[1][t, :, 1], from_stoch, out=of_codes[t])
+        add(of_seen[t], of_shared[1][t, :, 0], from_deter)
+        fill(of_codes[t], of_shared[1][t, :, 1], from_stoch)
     seen, codes, active_shared = kept.seen[:-1], kept.codes[:-1], kept.shared.answers.flatten(2)
     met = [  # what each of `parts.layers` saw, and the gradient of what it made of that
         (seen, of_shared[1][:, :, 0]),
