@@ -48,7 +48,7 @@ EXPERIMENTS = {
     ),
 }
 THE_SAME = "--rssm.deter 256 --rssm.stoch 16 --rssm.classes 8 --.*\\.units 128 --.*\\.mlp_units 128 --.*\\.mlp_layers 3"
-PEER_WORDS = f"walker-walk 0 6000 {THE_SAME} --batch_size 16 --batch_length 16 --run.train_ratio 64"
+PEER_WORDS = f"walker-walk 0 3000 {THE_SAME} --batch_size 16 --batch_length 16 --run.train_ratio 64"
 
 
 def prepare(name: str, changes: list[str]) -> Callable[[int], None]:
