@@ -73,7 +73,7 @@ class Sampled(torch.autograd.Function):
         """Return codes [..., classes] of logits [..., classes] by numbers [...] in [0, 1)."""
         ctx.save_for_backward(logits)
         ctx.unimix = unimix
-        return _drawn(logits, draws, unimix)
+        return _sampled(logits, draws, unimix)
 
     @staticmethod
     @once_differentiable
@@ -86,13 +86,13 @@ class Sampled(torch.autograd.Function):
         return found.view(logits.shape), None, None
 
 
-def draw(logits: Tensor, draws: Tensor, unimix: float) -> Tensor:
+def sample_codes(logits: Tensor, draws: Tensor, unimix: float) -> Tensor:
     """Return codes [..., classes] of logits [..., classes] by numbers [...] in [0, 1)."""
-    codes: Tensor = (Sampled.apply if torch.is_grad_enabled() else _drawn)(logits, draws, unimix)
+    codes: Tensor = (Sampled.apply if torch.is_grad_enabled() else _sampled)(logits, draws, unimix)
     return codes
 
 
-def _drawn(logits: Tensor, draws: Tensor, unimix: float) -> Tensor:
+def _sampled(logits: Tensor, draws: Tensor, unimix: float) -> Tensor:
     rows = logits.reshape(-1, logits.shape[-1]).contiguous()
     codes = torch.empty(logits.shape, device=logits.device)
     pieces(rows).sample(rows, draws.contiguous(), unimix, codes)

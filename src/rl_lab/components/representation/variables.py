@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rl_lab.components.fused import draw, is_written_out
+from rl_lab.components.fused import is_written_out, sample_codes
 from rl_lab.core import noise
 from rl_lab.core.ranges import Count, Positive, Range, Unit
 
@@ -85,7 +85,7 @@ class Categoricals:
         """Return samples [..., size]; gradients pass to the probabilities as if the codes were those."""
         if is_written_out(parameters):
             logits = parameters.unflatten(-1, (self.num_variables, self.num_classes))
-            return draw(logits, draws, self.unimix).flatten(-2)
+            return sample_codes(logits, draws, self.unimix).flatten(-2)
         probs = self.probs(parameters)
         # The class whose share of [0, 1) the number falls into; rounding may leave the shares a little short of 1.
         index = (probs.detach().cumsum(-1) <= draws.unsqueeze(-1)).sum(-1).clamp(max=self.num_classes - 1)
