@@ -550,6 +550,8 @@ def test_keys_may_be_written_as_errors_write_them():
     assert compose(["experiment=dqn_cartpole", 'experiment.name="a[0]"']).experiment.name == "a[0]"
     with pytest.raises(UserError, match="no such entry"):
         override(composed, ["training.phases[7].name=x"])
+    with pytest.raises(UserError, match="no such entry"):
+        override(composed, ["training.phases.first.name=x"])
 
 
 def test_override_of_a_saved_configuration():

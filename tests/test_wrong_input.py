@@ -365,7 +365,12 @@ CASES = {
         "training.phases[0].workflow_hooks[7]",
         ["count from 0", "--package 'training.phases[0].workflow_hooks'"],
     ),
-    "an entry of a list that is none": (["dqn_cartpole", "training.phases.first.name=x"], "first", ["not an int"]),
+    "an entry of a list by a word": (
+        ["dqn_cartpole", "training.phases.first.name=x"],
+        "training.phases[first]",
+        ["count from 0", "--package 'training.phases'"],
+    ),
+    "an entry of a list by a word, whole": (["dqn_cartpole", "training.phases.first=3"], "training.phases[first]", []),
     "an entry of a list taken away": (
         ["dqn_cartpole", "~training.phases[0]"],
         "training.phases.0",

@@ -97,7 +97,8 @@ def main() -> None:
     arguments = embodied.Config(**config.run, logdir=config.logdir, batch_steps=config.batch_size * config.batch_length)
     embodied.run.train(agent, environments, replay, logger, arguments)
     later = seconds[10:]  # the first compile
-    print(f"{len(later)} updates, CPU-milliseconds of one: {1e3 * statistics.median(later):.1f}")
+    if later:
+        print(f"{len(later)} updates, CPU-milliseconds of one: {1e3 * statistics.median(later):.1f}")
 
 
 if __name__ == "__main__":

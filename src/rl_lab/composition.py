@@ -22,7 +22,7 @@ from yaml import YAMLError
 
 from rl_lab.config import PACKAGE_CONFIGS, RunConfig, parse_run
 from rl_lab.core.errors import UserError, without_hidden
-from rl_lab.overrides import as_overrides, check_grammar, explain, group_options, no_entry, normalize
+from rl_lab.overrides import as_overrides, check_grammar, entry_by_word, explain, group_options, no_entry, normalize
 from rl_lab.trust import check_secrets
 
 OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
@@ -52,8 +52,10 @@ def compose(overrides: Sequence[str], folder: Path | None = None) -> DictConfig:
     loader.repository = _OwnFolders(search_path)
     try:
         config = loader.load_configuration("config", overrides=list(overrides), run_mode=RunMode.RUN)
-    except (HydraException, OmegaConfBaseException, YAMLError, TypeError, ValueError) as error:
-        raise explain(error, overrides, roots) from None  # the last two: what is no entry of a list
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise explain(error, overrides, roots) from None
+    except (TypeError, ValueError) as error:
+        raise entry_by_word(error, [text.lstrip("+~").partition("=")[0] for text in overrides]) or error from None
     OmegaConf.set_struct(config, False)
     OmegaConf.set_readonly(config, False)
     del config["hydra"]
@@ -167,7 +169,9 @@ def override(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
             OmegaConf.update(changed, key, OmegaConf.create(f"value: {value}").value)
         except ConfigIndexError as error:
             raise no_entry(str(error.full_key)) from None
-        except (YAMLError, OmegaConfBaseException, ValueError, IndexError) as error:
+        except (YAMLError, OmegaConfBaseException, TypeError, ValueError, IndexError) as error:
+            if found := entry_by_word(error, [key]):
+                raise found from None
             problem = str(error).split("\n")[0]
             raise UserError(
                 f"this cannot be set: {problem}", key=key, value=value, remedy="correct the key or the value"

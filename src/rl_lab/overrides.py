@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,16 @@ def no_entry(key: str) -> UserError:
     """Say that a list has no entry `list[3]`."""
     remedy = f"entries count from 0; see them with --cfg job --package '{key.rpartition('[')[0]}'"
     return UserError("the list has no such entry", key=key, remedy=remedy)
+
+
+def entry_by_word(error: Exception, keys: Iterable[str]) -> UserError | None:
+    """Say which of these keys names an entry of a list by a word, if that is what the error is about."""
+    word = re.search(r"'([^']+)'", str(error))
+    for key in keys if word else ():
+        before, found, _ = f".{re.sub(r'[][]+', '.', key)}.".partition(f".{word[1]}.")
+        if found and before:
+            return no_entry(f"{before[1:]}[{word[1]}]")
+    return None
 
 
 def _as_text(value: Any) -> str:

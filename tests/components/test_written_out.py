@@ -25,11 +25,13 @@ def shaken(module):
 
 @pytest.fixture
 def both(monkeypatch):
-    """Call a function as it is, with and without gradients, and by plain operations."""
+    """Call a function as it is, with and without gradients, and by plain operations; the first must be written out."""
     torch.manual_seed(0)
+    written_out = {"_ScanBackward", "SampledBackward", "ActivatedBackward", "_CrossEntropyBackward"}
 
     def call(function, *arguments):
         given = function(*arguments)
+        assert written_out & names_of(given.grad_fn)
         with torch.no_grad():
             torch.testing.assert_close(function(*arguments), given, rtol=0, atol=0)
         with monkeypatch.context() as patched:
@@ -38,6 +40,16 @@ def both(monkeypatch):
             return given, function(*arguments)
 
     return call
+
+
+def names_of(node, seen=None):
+    """Return the names of what autograd will go through."""
+    seen = set() if seen is None else seen
+    if node is not None and node not in seen:
+        seen.add(node)
+        for before, _ in node.next_functions:
+            names_of(before, seen)
+    return {type(entry).__name__ for entry in seen}
 
 
 def agree(given, expected, inputs, tolerance):
@@ -86,11 +98,15 @@ def test_norms_with_silu(kind, has_bias, shape):
     sums = values + bias.to(dtype) if has_bias else values
     expected = F.silu(F.rms_norm(sums, shape[-1:], eps=1e-4) * scale.to(dtype))
     inputs = (values, bias, scale) if has_bias else (values, scale)
-    given = fused.activate(values, bias if has_bias else None, scale, 1e-4)
     before = values.detach().clone()
+    bias = bias if has_bias else None
+    given = fused.activate(values, bias, scale, 1e-4)
     agree(given, expected, inputs, tolerance)
+    constant = fused.activate(values, bias if bias is None else bias.detach(), scale.detach(), 1e-4)
+    expected = F.silu(F.rms_norm(sums, shape[-1:], eps=1e-4) * scale.to(dtype))
+    agree(constant, expected, (values,), tolerance)  # as gradients pass through a model that does not learn
     with torch.no_grad():
-        torch.testing.assert_close(fused.activate(values, bias if has_bias else None, scale, 1e-4), given)
+        torch.testing.assert_close(fused.activate(values, bias, scale, 1e-4), given)
     assert torch.equal(values, before)
 
 
@@ -138,7 +154,31 @@ def test_scan(both, kind, units):
     else:  # codes differ sooner or later
         error = (given[0] - expected[0])[..., :size].abs().mean()
         assert error < 0.01 * expected[0][..., :size].abs().mean()
-        found = [torch.autograd.grad(answer[0].sum(), inputs) for answer in (given, expected)]
+        weights = torch.randn_like(given[:2])
+        found = [torch.autograd.grad((answer[:2] * weights).sum(), inputs) for answer in (given, expected)]
         for ours, theirs in zip(*found, strict=True):
             assert ours.dtype == theirs.dtype == torch.float32
             assert (ours - theirs).norm() <= 0.1 * theirs.norm()
+
+
+def test_what_is_not_a_number_stays_visible():
+    variable = variables.Categoricals(3, 4)
+    logits = torch.zeros(5, 12)
+    logits[2, 5] = float("nan")
+    for wanted in (False, True):
+        codes = variable.sample(logits.clone().requires_grad_(wanted), torch.full((5, 3), 0.5))
+        assert codes.isnan().any(-1).tolist() == [False, False, True, False, False]
+
+
+def test_weights_that_change_before_the_way_back_are_refused():
+    torch.manual_seed(0)
+    variable = variables.Categoricals(4, 4)
+    model = rssm.RSSM(Embedded(), cells.BlockGRU(16, 16, 3, 8, num_blocks=4), variable, 8)
+    state = model.initial(5, "cpu")
+    seen = model.observe_sequence(
+        state, torch.randn(3, 5, 3), torch.randn(3, 5, 10), torch.zeros(3, 5, dtype=torch.bool), torch.rand(3, 5, 4)
+    )
+    with torch.no_grad():
+        model.cell.gates.weight.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        seen.states["deter"].sum().backward()

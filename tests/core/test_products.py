@@ -11,7 +11,7 @@ from rl_lab.components.normed import NormedEnsemble, NormedMLP
 from rl_lab.components.stacked import StackedMLP
 from rl_lab.components.value_losses import climb, regress
 from rl_lab.core import products
-from rl_lab.core.products import LARGE, LARGE_MEMBER, linear, product, stacked, weight_gradient
+from rl_lab.core.products import LARGE, LARGE_MEMBER, add, fill, linear, product, stacked, weight_gradient
 
 SIDE, ROWS = 128, 512  # ROWS * SIDE ** 2 multiplications are just large in a stack
 
@@ -256,3 +256,21 @@ def test_what_is_not_a_number_stays_visible_behind_relu(calls, name, where):
         outputs = network(values).reshape(-1, ROWS, 2)
     assert calls
     assert outputs[0].isnan().all(-1)[0]
+
+
+@pytest.mark.parametrize("rows", [8, ROWS])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_products_may_go_where_something_lies_already(with_and_without, rows, has_bias):
+    wide, weight, bias = draws(rows, 2, SIDE), draws(SIDE, SIDE, seed=1), draws(SIDE, seed=2) if has_bias else None
+
+    def work():
+        filled, added = torch.full((rows, 2, SIDE), 7.0), torch.full((rows, SIDE), 7.0)
+        fill(filled[:, 1], wide[:, 0], weight.T, bias)
+        add(added, wide[:, 0], weight)
+        return filled, added
+
+    with_and_without(work, num_calls=2 if rows == ROWS else 0)
+    filled, added = work()
+    expected = F.linear(wide[:, 0], weight, bias)
+    torch.testing.assert_close(filled, torch.stack([torch.full_like(expected, 7.0), expected], 1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(added, 7.0 + wide[:, 0] @ weight, rtol=1e-4, atol=1e-4)

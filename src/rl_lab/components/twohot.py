@@ -76,7 +76,7 @@ class SymexpTwoHot(nn.Module):
 
     def loss(self, logits: Tensor, values: Tensor) -> Tensor:
         """Return the cross-entropy with the two-hot code, per entry; values beyond the last bin are that bin."""
-        values = values.clamp(self.bins[0], self.bins[-1])
+        values = values.detach().clamp(self.bins[0], self.bins[-1])  # targets are constants
         lower = (torch.searchsorted(self.bins, values.contiguous(), right=True) - 1).clamp(max=self.num_parameters - 2)
         below, above = self.bins[lower], self.bins[lower + 1]
         share = (values - below) / (above - below)

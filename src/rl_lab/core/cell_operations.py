@@ -56,10 +56,11 @@ def gate_backward(
 def sample(logits: Tensor, draws: Tensor, unimix: float, answers: Tensor, passed: PassedCodes | None = None) -> None:
     """Fill `answers` with one-hot codes of logits [R, classes], by one number in [0, 1) for each row."""
     num_classes = logits.shape[-1]
-    mixed = _shares(logits).mul_(1.0 - unimix).add_(unimix / num_classes)
+    sums = _shares(logits).mul_(1.0 - unimix).add_(unimix / num_classes).cumsum(-1)
     # The class whose share of [0, 1) the number falls into; rounding may leave the shares a little short of 1.
-    chosen = (mixed.cumsum(-1) <= draws.reshape(-1, 1)).sum(-1, keepdim=True).clamp_(max=num_classes - 1)
-    answers.view(logits.shape).zero_().scatter_(-1, chosen, 1.0)
+    chosen = (sums <= draws.reshape(-1, 1)).sum(-1, keepdim=True).clamp_(max=num_classes - 1)
+    ones = sums[:, -1:].mul(0.0).add_(1.0)  # what is not a number stays visible
+    answers.view(logits.shape).zero_().scatter_(-1, chosen, ones)
     if passed is not None:
         torch.mul(answers, passed.step.next_keeps.unsqueeze(-1), out=passed.masked)
 

@@ -1,7 +1,7 @@
 """The scan of a block recurrent unit with categorical variables, written out: on a GPU twelve kernels a step, each way.
 
 `RSSM.step`, one after the other, says what it computes. Here every step writes into its place in tensors for all steps,
-so that nothing is copied, cast or added between the products; weight gradients are formed once, after the last step.
+so that no kernel copies, casts or adds between the products; weight gradients are formed once, after the last step.
 """
 
 from __future__ import annotations
@@ -89,13 +89,14 @@ class _Scan(torch.autograd.Function):
         ctx.parts, ctx.dtypes = parts, [weight.dtype for weight in tensors[6:]]
         ctx.weights = cast_weights(parts.layers, given.ahead.dtype)
         answers, ctx.kept = _forth(parts, given, ctx.weights)
-        ctx.save_for_backward(*answers)
+        ctx.save_for_backward(*answers, *tensors[6:])  # autograd refuses weights that are changed before the way back
         return answers
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        found = _back(ctx.parts, ctx.kept, ctx.weights, ctx.saved_tensors, tuple(g.contiguous() for g in gradients))
+        answers = ctx.saved_tensors[:3]
+        found = _back(ctx.parts, ctx.kept, ctx.weights, answers, tuple(g.contiguous() for g in gradients))
         of_ahead, of_embedded, *of_weights = found
         cast = (entry.to(dtype) for entry, dtype in zip(of_weights, ctx.dtypes, strict=True))
         return None, None, None, of_ahead, of_embedded, None, None, *cast
@@ -111,6 +112,7 @@ def _forth(parts: Parts, given: Given, weights: Any) -> tuple[tuple[Tensor, Tens
     own, shared_weight, hidden_bias = weights[cell.hidden.key]
     gate_weight, gate_bias = weights[cell.gates.key]
     posterior_weight, posterior_bias = weights[parts.posterior.linear.key]
+    posterior_weight = posterior_weight.contiguous()  # not at every step
     output, output_bias = weights[parts.output.key]
     biases, scales = torch.stack([bias_deter, bias_stoch]), torch.stack([scale_deter, scale_stoch])
 
@@ -178,7 +180,7 @@ def _back(
     scales = torch.stack([weights[cell.from_deter.norm.key][0], weights[cell.from_stoch.norm.key][0]])
     own, shared_weight, _ = weights[cell.hidden.key]
     gate_weight, gate_bias = weights[cell.gates.key]
-    posterior_weight, output = weights[parts.posterior.linear.key][0], weights[parts.output.key][0]
+    posterior_weight, output = weights[parts.posterior.linear.key][0].contiguous(), weights[parts.output.key][0]
     (hidden_scale,), (posterior_scale,) = weights[cell.hidden_norm.key], weights[parts.posterior.norm.key]
 
     def room(like: Tensor) -> tuple[Tensor, Tensor]:
