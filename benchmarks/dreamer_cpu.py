@@ -109,7 +109,7 @@ def main() -> None:
     path = ROOT / "results" / "benchmarks" / "dreamer_cpu.csv"
     is_new = not path.exists()
     with path.open("a", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         if is_new:
             writer.writerow(["commit", "processor", "torch", "experiment", "cpu_milliseconds_per_update"])
         for title, milliseconds in rows.items():
