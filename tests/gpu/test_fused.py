@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rl_lab.components import fused, laprop, layers
+from rl_lab.components import fused, laprop, layers, twohot
 from rl_lab.components.representation import cells, images, rssm, scan, variables
 
-MODULES = (cells, images, laprop, layers, scan, variables)
+MODULES = (cells, images, laprop, layers, scan, twohot, variables)
 
 
 def random(*shape, dtype=torch.float32):
@@ -115,6 +115,13 @@ def test_dense_layers():
     agree(given, expected, (values,), 1e-3)
 
 
+def test_two_hot_losses():
+    torch.manual_seed(6)
+    prediction = twohot.SymexpTwoHot().cuda()
+    logits, values = random(50, 20, 255), 10.0 * torch.randn(50, 20, device="cuda")
+    agree(prediction.loss(logits, values), plainly(prediction.loss, logits, values), (logits,), 1e-4)
+
+
 class Embedded(nn.Module):
     outputs = 10
 
@@ -177,6 +184,7 @@ if __name__ == "__main__":
     test_activations()
     test_pictures()
     test_dense_layers()
+    test_two_hot_losses()
     test_scan()
     test_laprop()
     print("fused: the kernels agree")
