@@ -95,4 +95,6 @@ def training_score(file, span):
 
 def test_dreamer_scores():
     assert training_score("dreamerv3_boxing_training.csv", 40_000)["dreamerv3_Boxing"] >= 60.0
-    assert training_score("dreamerv3_dmc_training.csv", 20_000)["dreamerv3_cartpole-swingup"] >= 500.0
+    control = training_score("dreamerv3_dmc_training.csv", 20_000)
+    assert control["dreamerv3_cartpole-swingup"] >= 500.0
+    assert control["dreamerv3_2023_walker-walk"] >= 330.0

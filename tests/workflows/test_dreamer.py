@@ -532,7 +532,7 @@ def test_the_model_of_2023_has_the_layers_that_were_published():
     assert count == encoder + decoder + cell + prior + posterior + heads == 18_707_491
 
 
-@pytest.mark.parametrize("paper", ["v1", "v3"])
+@pytest.mark.parametrize("paper", ["v1", "v3", "v3 of 2023"])
 def test_parts_that_may_be_compiled_trace_whole_and_compute_the_same(paper):
     results = []
     for compiled in (False, True):
