@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import psutil
 import torch
@@ -18,7 +17,6 @@ from rl_lab.composition import override
 from rl_lab.core.capture import WARM_UP_CALLS
 from rl_lab.core.errors import UserError
 from rl_lab.core.phase import Hook, Phase
-from rl_lab.core.workflow import Act
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.orchestration.stopwatch import Line, Stopwatch, device_wait, watch_run
@@ -130,7 +128,6 @@ def fill_sources(experiment: Experiment, phase: Phase) -> None:
     collects = any(hook.name == "collect" for hook in phase.hooks)
     names = [hook.source for hook in _update_hooks(phase) if workflow.takes_batch(hook.name)]
     deadline = perf_counter() + MAX_PREPARATION_SECONDS
-    act: Callable[..., Act] | None = None
     for name in names:
         assert name is not None
         source = experiment.sources[name]
@@ -142,21 +139,7 @@ def fill_sources(experiment: Experiment, phase: Phase) -> None:
                     value=name,
                     remedy="profile a run that has data already, or lower the buffer's min_size",
                 )
-            act = act or _filling_act(experiment)
-            source.add(collector.collect(act, 32, random_actions=True).trajectory)
-
-
-def _filling_act(experiment: Experiment) -> Callable[..., Act]:
-    """Return the workflow's own `act` if replay keeps columns of it; otherwise one that costs nothing."""
-    seen: dict[str, Act] = {}
-
-    def first(*arguments: Any, **options: Any) -> Act:
-        seen["act"] = experiment.workflow.act(*arguments, **options)
-        return seen["act"]
-
-    experiment.collector.collect(first, 1, random_actions=True)
-    experiment.collector.reset_episodes()
-    return experiment.workflow.act if seen["act"].extras else lambda *arguments, **options: Act(seen["act"].actions)
+            source.add(collector.collect(workflow.act, 32, follow=workflow.follow).trajectory)
 
 
 def warm_up(run_cycle: Callable[[], None], stopwatch: Stopwatch, phase: Phase) -> None:

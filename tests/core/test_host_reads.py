@@ -44,7 +44,7 @@ def test_updates_and_decisions_read_nothing_on_the_host(name):
     small = {"buffer.storage": "device", "buffer.batch_size": 4} if not name.startswith("ppo") else {}
     experiment = build_experiment(load_experiment(name, {"device": "cpu", **small}), Path("unwritten"))
     workflow, collector, sources = experiment.workflow, experiment.collector, experiment.sources
-    sources["replay"].add(collector.collect(workflow.act, 80, random_actions=True).trajectory)
+    sources["replay"].add(collector.collect(workflow.act, 80, follow=workflow.follow).trajectory)
     advance_schedules(workflow, sources, experiment.scheduler)
     capture = HookCapture(experiment.seeds.generators, deferred=True)
     for hook in HOOKS[name]:

@@ -117,7 +117,8 @@ def test_every_algorithm_learns_in_bfloat16_with_losses_in_float32(name, hook, c
         given = {"device": "cpu", "training.precision": precision, **changes}
         experiment = build_experiment(load_experiment(name, given), Path("unwritten"))
         collector, source = experiment.collector, experiment.sources["replay"]
-        trajectory = collector.collect(experiment.workflow.act, 16, random_actions=name != "ppo_cartpole").trajectory
+        follow = None if name == "ppo_cartpole" else experiment.workflow.follow
+        trajectory = collector.collect(experiment.workflow.act, 16, follow=follow).trajectory
         source.add(trajectory)
         metrics = getattr(experiment.workflow, hook)(source.sample(), phase=PHASE)
         metrics = getattr(metrics, "metrics", metrics)

@@ -102,9 +102,16 @@ def test_act_state_is_reset_where_an_episode_ended():
 def test_random_actions_keep_extras_and_state_and_leave_the_act_stream_alone():
     options = {"initial_state": {"count": torch.zeros(3, dtype=torch.int64)}}
     collector = make_collector("tiny/CartPole", **options)
-    batch = collector.collect(recurrent_act, 30, random_actions=True).trajectory
+    given = []
+
+    def follow(observations, state, actions, *, generator):
+        given.append(actions)
+        return recurrent_act(observations, state, explore=True, generator=generator)._replace(actions=actions)
+
+    batch = collector.collect(recurrent_act, 30, follow=follow).trajectory
     assert set(batch.actions.unique().tolist()) == {0, 1}
-    assert "count" in batch
+    assert torch.equal(batch.actions, torch.stack(given))
+    assert batch["count"].max() > 3
     other = make_collector("tiny/CartPole", **options)
     other.collect(recurrent_act, 30)
     assert torch.equal(collector.generator.get_state(), other.generator.get_state())

@@ -34,7 +34,7 @@ def prepare(name):
     experiment = build_experiment(load_experiment(name, {"device": "cuda", **changes}), Path("unwritten"))
     collector = experiment.collector
     for _ in range(4):
-        trajectory = collector.collect(experiment.workflow.act, 64, random_actions=True).trajectory
+        trajectory = collector.collect(experiment.workflow.act, 64, follow=experiment.workflow.follow).trajectory
         experiment.sources["replay"].add(trajectory)
     return experiment, hook
 

@@ -39,9 +39,9 @@ SMALL = {
 def prepare(name, **changes):
     own = {"device": "cuda", "buffer.storage": "device", **SMALL[name], **changes}
     experiment = build_experiment(load_experiment(name, own), Path("unwritten"))
+    workflow, collector = experiment.workflow, experiment.collector
     for _ in range(4):
-        trajectory = experiment.collector.collect(experiment.workflow.act, 80, random_actions=True).trajectory
-        experiment.sources["replay"].add(trajectory)
+        experiment.sources["replay"].add(collector.collect(workflow.act, 80, follow=workflow.follow).trajectory)
     return experiment
 
 

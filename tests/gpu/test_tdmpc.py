@@ -24,9 +24,9 @@ def prepare(variant):
     name, changes = VARIANTS[variant]
     changes = {"device": "cuda", "buffer.storage": "device", **changes}
     experiment = build_experiment(load_experiment(name, changes), Path("unwritten"))
+    workflow, collector = experiment.workflow, experiment.collector
     for _ in range(4):
-        trajectory = experiment.collector.collect(experiment.workflow.act, 64, random_actions=True).trajectory
-        experiment.sources["replay"].add(trajectory)
+        experiment.sources["replay"].add(collector.collect(workflow.act, 64, follow=workflow.follow).trajectory)
     return experiment
 
 

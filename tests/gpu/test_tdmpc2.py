@@ -17,9 +17,9 @@ NUM_UPDATES, NUM_LAST = 1000, 100
 def prepared(**changes):
     overrides = {"device": "cuda", "buffer.storage": "device", **changes}
     experiment = build_experiment(load_experiment("tdmpc2_swingup", overrides), Path("unwritten"))
+    workflow, collector = experiment.workflow, experiment.collector
     for _ in range(4):
-        trajectory = experiment.collector.collect(experiment.workflow.act, 64, random_actions=True).trajectory
-        experiment.sources["replay"].add(trajectory)
+        experiment.sources["replay"].add(collector.collect(workflow.act, 64, follow=workflow.follow).trajectory)
     return experiment
 
 

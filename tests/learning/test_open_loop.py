@@ -61,7 +61,7 @@ def trained(num_updates):
     experiment = build_experiment(load_experiment("dreamerv3_gridworld", CHANGES), Path("unwritten"))
     workflow, sources, collector = experiment.workflow, experiment.sources, experiment.collector
     for _ in range(20):
-        sources["replay"].add(collector.collect(workflow.act, 100, random_actions=True).trajectory)
+        sources["replay"].add(collector.collect(workflow.act, 100, follow=workflow.follow).trajectory)
     advance_schedules(workflow, sources, experiment.scheduler)
     for _ in range(num_updates):
         run_hook(Hook("update_world_model", 1, source="replay"), PHASE, workflow, collector, sources)

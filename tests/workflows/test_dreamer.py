@@ -152,7 +152,7 @@ def test_dreamer_solves_probe(paper, probe, continuous):
         assert sum(returns) / 400 > 0.8
 
 
-def collected(paper="v3", num_steps=60, monkeypatch=None, seed=0, **knobs):
+def collected(paper="v3", num_steps=60, monkeypatch=None, seed=0, random=False, **knobs):
     """A workflow, and a replay of the counter world that it acted in."""
     seeds = SeedTree(seed)
     workflow = build(paper, 1, 2, seeds, gamma=GAMMA, horizon=3, **knobs)
@@ -161,14 +161,15 @@ def collected(paper="v3", num_steps=60, monkeypatch=None, seed=0, **knobs):
         monkeypatch.setattr(noise, "normal", lambda shape, like, generator: torch.zeros(shape))
     collector = RolloutCollector(Counter(2), seeds, initial_state=workflow.initial_state(2))
     source = replay(seeds, window=num_steps // 2, batch_size=4, num_envs=2, capacity=400, min_size=1)
-    source.add(collector.collect(workflow.act, num_steps).trajectory)
+    source.add(collector.collect(workflow.act, num_steps, follow=workflow.follow if random else None).trajectory)
     return workflow, collector, source
 
 
+@pytest.mark.parametrize("random", [False, True])
 @pytest.mark.parametrize("paper", PAPERS)
-def test_training_sees_what_acting_saw(paper, monkeypatch):
-    """The states of acting, step by step with resets by the Collector, are those of a scan over the replay."""
-    workflow, _, source = collected(paper, monkeypatch=monkeypatch, stored_latents=True)
+def test_training_sees_what_acting_saw(paper, random, monkeypatch):
+    """The states of acting, or of following random actions, with resets, are those of a scan over the replay."""
+    workflow, _, source = collected(paper, monkeypatch=monkeypatch, random=random, stored_latents=True)
     batch = source.gather(source.windows.expand(np.array([0, 1])))  # from the very first step of both environments
     assert batch["is_first"].sum() > 6
     with torch.no_grad():

@@ -221,8 +221,13 @@ def test_plans_become_a_column_only_where_they_are_cloned():
     seen = torch.randn(3, 3)
     for policy_loss, column in (("cloning", {"plan"}), ("advantage", set())):
         workflow = build(True, policy_loss=policy_loss)
-        said = workflow.act(seen, workflow.initial_state(3), generator=torch.Generator().manual_seed(0))
+        state, generator = workflow.initial_state(3), torch.Generator().manual_seed(0)
+        assert set(workflow.act(seen, state, generator=generator).extras) == column
+        given, before = torch.tensor([0, 1, 1]), generator.get_state()
+        said = workflow.follow(seen, state, given, generator=generator)  # while somebody else acts
         assert set(said.extras) == column
+        assert torch.equal(said.actions, given)
+        assert torch.equal(generator.get_state(), before) == (not column)  # plans only for a column
 
 
 def test_imagination_is_a_batch():

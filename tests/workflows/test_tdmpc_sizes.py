@@ -40,7 +40,7 @@ def update_once(model, device):
     changes |= {"buffer.capacity": 100, "buffer.batch_size": 2, "model": model}
     experiment = build_experiment(load_experiment("tdmpc2_dmc", changes), Path("unwritten"))
     source, workflow = experiment.sources["replay"], experiment.workflow
-    source.add(experiment.collector.collect(workflow.act, 6, random_actions=True).trajectory)
+    source.add(experiment.collector.collect(workflow.act, 6, follow=workflow.follow).trajectory)
     watched = [
         workflow.dynamics.linears[0].weight,
         workflow.critics.weights[0],

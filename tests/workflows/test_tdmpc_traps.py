@@ -188,6 +188,18 @@ def test_the_warm_start_of_an_environment_is_reset_when_its_episode_ends():
     assert {0, 1} in mixed  # some go on while others begin
 
 
+def test_nothing_is_planned_while_actions_are_random(monkeypatch):
+    experiment = build_experiment(load_experiment("tdmpc2_swingup", {"device": "cpu"}), Path("unwritten"))
+    workflow, collector = experiment.workflow, experiment.collector
+    monkeypatch.setattr(workflow, "_decide", None)
+    before = collector.generator.get_state()
+    batch = collector.collect(workflow.act, 5, follow=workflow.follow).trajectory
+    assert batch.actions.unique().numel() == batch.actions.numel()
+    assert torch.equal(collector.generator.get_state(), before)
+    assert torch.equal(collector.state["mean"], workflow.initial_state(collector.num_envs)["mean"])
+    experiment.close()
+
+
 def test_the_running_scale_and_the_target_critics_are_in_every_checkpoint(tmp_path):
     changes = {"training.total_timesteps": 60, "buffer.batch_size": 4, "evaluation.episodes": 1, **SMALL}
     changes |= {"training.phases.0.duration_steps": 40, "training.phases.0.workflow_hooks.0.collect": 20}
@@ -273,7 +285,7 @@ def test_pictures_are_shifted_when_acting_and_when_learning(monkeypatch):
         "sample",
         lambda self, observations, generator: shifted.append((tuple(observations.shape), generator)) or observations,
     )
-    trajectory = experiment.collector.collect(workflow.act, 12, random_actions=True).trajectory
+    trajectory = experiment.collector.collect(workflow.act, 12).trajectory
     assert shifted == [((4, 3, 30, 30), experiment.collector.generator)] * 12
     shifted.clear()
     experiment.sources["replay"].add(trajectory)
@@ -291,7 +303,7 @@ def test_a_dict_of_a_picture_and_a_vector_is_encoded_shifted_and_learned_from(ro
     overrides += ["~environment.kwargs.size", "+components.encoder.channels=[4,4,4,4]"]
     experiment = build_experiment(compose(["experiment=tdmpc2_pixels", *overrides]), Path("unwritten"))
     workflow, source = experiment.workflow, experiment.sources["replay"]
-    source.add(experiment.collector.collect(workflow.act, 12, random_actions=True).trajectory)
+    source.add(experiment.collector.collect(workflow.act, 12, follow=workflow.follow).trajectory)
     batch = source.sample(6)
     latents = workflow._encode(batch.observations, workflow.generator)
     torch.testing.assert_close(latents.unflatten(-1, (-1, 8)).sum(-1), torch.ones(3, 6, 1))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rl_lab.components.returns import td_lambda
 from rl_lab.components.world_model import Dream, Seen, WorldModel
 from rl_lab.core.batch import Batch, tree_map
+from rl_lab.core.errors import UserError
 from rl_lab.core.workflow import Metrics
 
 
@@ -35,6 +36,15 @@ class Behaviour:
     slow_targets: bool
     learn_replay: bool  # whether the critic learns from replayed steps, too
     dream_rows: int | None  # rows at the end of each window to learn from; None: all of them
+
+    def __post_init__(self) -> None:
+        if self.dream_rows == 1 and self.learn_replay:
+            raise UserError(
+                "a critic that learns from replayed steps, too, needs dream_rows of at least 2",
+                key="dream_rows",
+                value=1,
+                remedy="set it to 2 or more, or replay_value_weight to 0",
+            )
 
     def imagine(self, states: Mapping[str, Tensor], horizon: int, generator: torch.Generator | None) -> Dream:
         """Let the actor act in the model from states [B, ...]."""

@@ -148,6 +148,12 @@ class Workflow:
         """Decide one action per environment. The caller owns the generator."""
         raise NotImplementedError(f"{type(self).__name__} does not define act(observations, state, ...)")
 
+    def follow(
+        self, observations: Tree, state: Tree, actions: Tensor, *, generator: torch.Generator | None = None
+    ) -> Act:
+        """Take in what is seen while somebody else acts: state and columns as `act` gives them, actions as given."""
+        return self.act(observations, state, explore=True, generator=generator)._replace(actions=actions)
+
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult | None:
         """Define this to replace the Collector's own loop (populations, custom rollouts)."""
         raise NotImplementedError

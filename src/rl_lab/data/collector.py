@@ -15,6 +15,7 @@ from rl_lab.core.workflow import Act, CollectResult
 from rl_lab.data.episodes import EpisodeRecord
 
 ActFunction = Callable[..., Act]
+FollowFunction = Callable[..., Act]  # of observations, state and actions, which it returns
 
 
 class RolloutCollector:
@@ -60,8 +61,11 @@ class RolloutCollector:
         self.episode_index += 1
         self.reset()
 
-    def collect(self, act: ActFunction, num_steps: int, *, random_actions: bool = False) -> CollectResult:
-        """Take `num_steps` decisions in every environment and return them as a [T, N] trajectory."""
+    def collect(self, act: ActFunction, num_steps: int, *, follow: FollowFunction | None = None) -> CollectResult:
+        """Take `num_steps` decisions in every environment and return them as a [T, N] trajectory.
+
+        With `follow`, actions are drawn at random, and it is asked for state and columns instead of `act`.
+        """
         infos: list[Mapping[str, Any]] = []
         returns: list[float] = []
         lengths: list[int] = []
@@ -84,8 +88,11 @@ class RolloutCollector:
                 _store(observations, t, self.observations)
             if not on_cpu:
                 seen = tree_map(lambda leaf: leaf.to(self.device, non_blocking=True), seen)
-            said = act(seen, self.state, explore=True, generator=self.generator)
-            taken = (self._random_actions() if random_actions else said.actions).cpu().numpy()
+            if follow is None:
+                said = act(seen, self.state, explore=True, generator=self.generator)
+            else:
+                said = follow(seen, self.state, self._random_actions(), generator=self.generator)
+            taken = said.actions.cpu().numpy()
             if t == 0:
                 actions = np.empty((num_steps, *taken.shape), taken.dtype)
                 for name, column in said.extras.items():
@@ -273,9 +280,10 @@ class RolloutCollector:
     def _random_actions(self) -> Tensor:
         space = self.environments.single_action_space
         if hasattr(space, "n"):
-            return torch.from_numpy(self._action_generator.integers(space.n, size=self.num_envs))
-        shape = (self.num_envs, *space.shape)
-        return torch.from_numpy(self._action_generator.uniform(-1.0, 1.0, shape).astype(np.float32))
+            drawn = self._action_generator.integers(space.n, size=self.num_envs)
+        else:
+            drawn = self._action_generator.uniform(-1.0, 1.0, (self.num_envs, *space.shape)).astype(np.float32)
+        return torch.from_numpy(drawn).to(self.device)
 
 
 def _store(columns: Tree, t: int, values: Tree) -> None:

@@ -16,7 +16,6 @@ from rl_lab.components.behaviour import Behaviour, as_batch
 from rl_lab.components.dreams import inspect_world_model
 from rl_lab.components.world_model import Seen, WorldModel, refreshed
 from rl_lab.core.batch import Batch, Tree, tree_map
-from rl_lab.core.errors import UserError
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
 from rl_lab.core.ranges import Count, NonNegative, Unit
@@ -65,13 +64,6 @@ class DreamerWorkflow(Workflow):
     def __post_init__(self) -> None:
         if (self.actor_optimizer is None) != (self.critic_optimizer is None):
             raise ValueError("actor and critic have an optimiser each, or the one of the model trains both")
-        if self.dream_rows == 1 and self.replay_value_weight > 0:
-            raise UserError(
-                "a critic that learns from replayed steps, too, needs dream_rows of at least 2",
-                key="dream_rows",
-                value=1,
-                remedy="set it to 2 or more, or replay_value_weight to 0",
-            )
         self.slow_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self._online, self._slow = list(self.critic.parameters()), list(self.slow_critic.parameters())
         self._device = self._online[0].device
@@ -118,6 +110,13 @@ class DreamerWorkflow(Workflow):
             actions = self.actor.act(features, explore=explore, exploration=exploration, generator=generator)
         stored = self.rssm.pack(latents) if self.stored_latents else {}
         return Act(self.actor.policy.to_environment(actions), {**latents, "action": actions}, stored)
+
+    def follow(
+        self, observations: Tree, state: Tree, actions: Tensor, *, generator: torch.Generator | None = None
+    ) -> Act:
+        """Take in the observations, and remember the actions of somebody else."""
+        said = super().follow(observations, state, actions, generator=generator)
+        return said._replace(state={**said.state, "action": self.actor.policy.from_replay(actions)})
 
     @torch.no_grad()
     def value(self, observations: Tree, state: Tree = None) -> Tensor:

@@ -99,6 +99,14 @@ class MBMPCWorkflow(Workflow):
         vectors = self.policy.actions(latents, draws) if explore else self.policy.mode(latents)
         return Act(vectors.argmax(-1) if self.dynamics.discrete else vectors)
 
+    def follow(
+        self, observations: Tree, state: Tree, actions: Tensor, *, generator: torch.Generator | None = None
+    ) -> Act:
+        """Plan only for a policy that imitates plans while somebody else acts."""
+        if self._clones:
+            return super().follow(observations, state, actions, generator=generator)
+        return Act(actions, state)
+
     def value(self, observations: Tree) -> Tensor:
         """Return the critic's estimate; zero without one."""
         latents = self.dynamics.encode(observations)

@@ -72,6 +72,12 @@ class TDMPCWorkflow(Workflow):
         """Plan from the encoded observation, warm-started by the last plan."""
         return self._decide(observations, state, explore, generator)[0]
 
+    def follow(
+        self, observations: Tree, state: Tree, actions: Tensor, *, generator: torch.Generator | None = None
+    ) -> Act:
+        """Plan nothing while somebody else acts."""
+        return Act(actions, state)
+
     @torch.no_grad()
     def act_with_stats(
         self, observations: Tree, state: Tree = None, *, explore: bool = True, generator: torch.Generator | None = None
