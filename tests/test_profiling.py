@@ -239,6 +239,7 @@ def test_columns_of_act_and_loops_of_ones_own(own_experiments, name):
 def test_every_kind_of_phase(own_experiments, phase, expected):
     profile = profiled("curriculum", phase=phase, cycles=2)
     assert (profile.phase, profile.lines[0].hook) == expected
+    assert any(line.part == "act" for line in profile.lines) == (expected[1] == "collect")
     assert sum(line.seconds for line in profile.lines) == pytest.approx(profile.seconds, rel=1e-6)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl_lab.core.batch import Tree, tree_map
 from rl_lab.core.errors import UserError
-from rl_lab.core.workflow import Workflow, declared_fields
+from rl_lab.core.workflow import Act, Workflow, declared_fields
 from rl_lab.data.collector import RolloutCollector
 
 NUM_DECISIONS = 32
@@ -44,8 +44,19 @@ def check_decisions(workflow: Workflow, collector: RolloutCollector, section: st
     repeats = -(-NUM_DECISIONS // collector.num_envs) if hasattr(space, "n") else 1
     for explore in (False, *[True] * repeats):
         act = partial(workflow.act, observations, state, explore=explore, generator=generator)
-        actions = _attempt(act, f"{name} cannot act on observations of shape {shapes}", section, shapes).actions
-        _check_actions(actions, (num_rows, *space.shape), getattr(space, "n", None), name, section)
+        said = _attempt(act, f"{name} cannot act on observations of shape {shapes}", section, shapes)
+        _check_actions(said.actions, (num_rows, *space.shape), getattr(space, "n", None), name, section)
+    if type(workflow).follow is not Workflow.follow:
+        follow = partial(workflow.follow, workflow.act, observations, state, said.actions, generator=generator)
+        followed = _attempt(follow, f"{name} cannot follow actions that somebody else chose", section, shapes)
+        if _shapes(followed) != _shapes(said):
+            raise UserError(
+                f"what {name}.follow returns is not like what {name}.act returns",
+                key="workflow._target_",
+                value=_shapes(followed),
+                valid=[str(_shapes(said))],
+                remedy="return Act(actions, state, columns): the actions given, state and columns like those of act",
+            )
     if callable(value := getattr(workflow, "value", None)):  # optional: only RLModule needs it
         problem = f"{name} cannot estimate the value of observations of shape {shapes}"
         values = _attempt(partial(value, observations), problem, section, shapes)
@@ -56,6 +67,11 @@ def check_decisions(workflow: Workflow, collector: RolloutCollector, section: st
                 value=list(values.shape),
                 remedy="let the network that estimates values have one output",
             )
+
+
+def _shapes(said: Act) -> Tree:
+    whole = {"actions": said.actions, "state": said.state, "columns": dict(said.extras)}
+    return tree_map(lambda leaf: list(leaf.shape), whole)
 
 
 def _attempt(call: Callable[[], Any], problem: str, section: str, shapes: Tree) -> Any:

@@ -104,9 +104,9 @@ def test_random_actions_keep_extras_and_state_and_leave_the_act_stream_alone():
     collector = make_collector("tiny/CartPole", **options)
     given = []
 
-    def follow(observations, state, actions, *, generator):
+    def follow(act, observations, state, actions, *, generator):
         given.append(actions)
-        return recurrent_act(observations, state, explore=True, generator=generator)._replace(actions=actions)
+        return act(observations, state, explore=True, generator=generator)  # whose actions nobody takes
 
     batch = collector.collect(recurrent_act, 30, follow=follow).trajectory
     assert set(batch.actions.unique().tolist()) == {0, 1}

@@ -110,10 +110,18 @@ def test_random_policy_setting():
         def act(self, observations, state=None, *, explore=True, generator=None):
             return Act(torch.zeros(len(observations), dtype=torch.int64))
 
-    source = replay(capacity=1000)
+    class Follower(Zero):
+        def follow(self, act, observations, state, actions, *, generator=None):
+            followed.append(actions)
+            return Act(actions)
+
     phase = Phase("p", hooks=(Hook("collect", 50),), buffer="data", duration_cycles=1, settings={"policy": "random"})
-    run([phase], source, Zero())
-    assert source.sample(200).actions.float().mean() > 0.2
+    followed = []
+    for workflow in (Zero(), Follower()):
+        source = replay(capacity=1000)
+        run([phase], source, workflow)
+        assert source.sample(200).actions.float().mean() > 0.2
+    assert len(followed) == 50
 
 
 def test_a_workflow_may_collect_itself():

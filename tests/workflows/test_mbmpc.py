@@ -224,7 +224,7 @@ def test_plans_become_a_column_only_where_they_are_cloned():
         state, generator = workflow.initial_state(3), torch.Generator().manual_seed(0)
         assert set(workflow.act(seen, state, generator=generator).extras) == column
         given, before = torch.tensor([0, 1, 1]), generator.get_state()
-        said = workflow.follow(seen, state, given, generator=generator)  # while somebody else acts
+        said = workflow.follow(workflow.act, seen, state, given, generator=generator)  # while somebody else acts
         assert set(said.extras) == column
         assert torch.equal(said.actions, given)
         assert torch.equal(generator.get_state(), before) == (not column)  # plans only for a column

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -149,10 +149,14 @@ class Workflow:
         raise NotImplementedError(f"{type(self).__name__} does not define act(observations, state, ...)")
 
     def follow(
-        self, observations: Tree, state: Tree, actions: Tensor, *, generator: torch.Generator | None = None
+        self, act: Callable[..., Act], observations: Tree, state: Tree, actions: Tensor, *, generator: Any = None
     ) -> Act:
-        """Take in what is seen while somebody else acts: state and columns as `act` gives them, actions as given."""
-        return self.act(observations, state, explore=True, generator=generator)._replace(actions=actions)
+        """Take in what is seen while somebody else does these actions; state and columns are like those of `act`.
+
+        The caller's `act` is this workflow's own, perhaps recorded as a graph.
+        """
+        said = act(observations, state, explore=True, generator=generator)
+        return Act(actions, said.state, said.extras)
 
     def collect_step(self, step: int, *, phase: Phase) -> CollectResult | None:
         """Define this to replace the Collector's own loop (populations, custom rollouts)."""

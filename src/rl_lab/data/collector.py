@@ -15,7 +15,7 @@ from rl_lab.core.workflow import Act, CollectResult
 from rl_lab.data.episodes import EpisodeRecord
 
 ActFunction = Callable[..., Act]
-FollowFunction = Callable[..., Act]  # of observations, state and actions, which it returns
+FollowFunction = Callable[..., Act]  # of an ActFunction, observations, state, and actions that somebody else chose
 
 
 class RolloutCollector:
@@ -64,7 +64,7 @@ class RolloutCollector:
     def collect(self, act: ActFunction, num_steps: int, *, follow: FollowFunction | None = None) -> CollectResult:
         """Take `num_steps` decisions in every environment and return them as a [T, N] trajectory.
 
-        With `follow`, actions are drawn at random, and it is asked for state and columns instead of `act`.
+        With `follow`, actions are drawn at random, and it is asked for state and columns in place of `act`.
         """
         infos: list[Mapping[str, Any]] = []
         returns: list[float] = []
@@ -90,9 +90,11 @@ class RolloutCollector:
                 seen = tree_map(lambda leaf: leaf.to(self.device, non_blocking=True), seen)
             if follow is None:
                 said = act(seen, self.state, explore=True, generator=self.generator)
+                taken = said.actions.cpu().numpy()
             else:
-                said = follow(seen, self.state, self._random_actions(), generator=self.generator)
-            taken = said.actions.cpu().numpy()
+                taken = self._random_actions()
+                drawn = torch.from_numpy(taken).to(self.device)
+                said = follow(act, seen, self.state, drawn, generator=self.generator)
             if t == 0:
                 actions = np.empty((num_steps, *taken.shape), taken.dtype)
                 for name, column in said.extras.items():
@@ -277,13 +279,11 @@ class RolloutCollector:
     def _episode_seed(self, index: int) -> int:
         return self.seeds.seed(f"{self.stream}/environment", index, int(self.episode_index[index]))
 
-    def _random_actions(self) -> Tensor:
+    def _random_actions(self) -> np.ndarray:
         space = self.environments.single_action_space
         if hasattr(space, "n"):
-            drawn = self._action_generator.integers(space.n, size=self.num_envs)
-        else:
-            drawn = self._action_generator.uniform(-1.0, 1.0, (self.num_envs, *space.shape)).astype(np.float32)
-        return torch.from_numpy(drawn).to(self.device)
+            return self._action_generator.integers(space.n, size=self.num_envs)
+        return self._action_generator.uniform(-1.0, 1.0, (self.num_envs, *space.shape)).astype(np.float32)
 
 
 def _store(columns: Tree, t: int, values: Tree) -> None:

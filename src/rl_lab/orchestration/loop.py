@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from rl_lab.core.batch import Batch, tree_leaves
-from rl_lab.core.capture import Answer, HookCapture, uncompiled
+from rl_lab.core.capture import Answer, HookCapture
 from rl_lab.core.errors import RunError
 from rl_lab.core.phase import Hook, Phase
-from rl_lab.core.workflow import Act, CollectResult, Event, Metrics, Update, Workflow
+from rl_lab.core.workflow import CollectResult, Event, Metrics, Update, Workflow
 from rl_lab.data.sources import as_trajectory
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 
@@ -104,7 +104,7 @@ def _collect(
         results = [_collect_step(workflow, step, phase) for step in range(hook.times)]
     else:
         act = workflow.act if capture is None else capture.act(workflow.act)
-        follow = _following(workflow, capture) if phase.settings.get("policy") == "random" else None
+        follow = workflow.follow if phase.settings.get("policy") == "random" else None
         results = [collector.collect(act, hook.times, follow=follow)]
     steps = env_steps = episodes = 0
     for result in results:
@@ -123,18 +123,6 @@ def _collect(
         sources[hook.source].add(trajectory)
     metrics = mean_metrics([result.metrics for result in results])
     return Event(hook.name, phase.name, steps=steps, episodes=episodes, env_steps=env_steps, metrics=metrics)
-
-
-def _following(workflow: Workflow, capture: HookCapture | None) -> Callable[..., Act]:
-    """Return how a workflow takes in what others do: too rarely to be recorded, or to wait for a compiler."""
-    if capture is None:
-        return workflow.follow
-
-    def follow(*arguments: Any, **options: Any) -> Act:
-        with uncompiled():
-            return workflow.follow(*arguments, **options)
-
-    return follow
 
 
 def _collect_step(workflow: Workflow, step: int, phase: Phase) -> CollectResult:

@@ -6,6 +6,7 @@ Version 1 (Hafner et al. 2020), 2 (2021) and 3 (2024) are choices of parts and k
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -112,10 +113,10 @@ class DreamerWorkflow(Workflow):
         return Act(self.actor.policy.to_environment(actions), {**latents, "action": actions}, stored)
 
     def follow(
-        self, observations: Tree, state: Tree, actions: Tensor, *, generator: torch.Generator | None = None
+        self, act: Callable[..., Act], observations: Tree, state: Tree, actions: Tensor, *, generator: Any = None
     ) -> Act:
         """Take in the observations, and remember the actions of somebody else."""
-        said = super().follow(observations, state, actions, generator=generator)
+        said = super().follow(act, observations, state, actions, generator=generator)
         return said._replace(state={**said.state, "action": self.actor.policy.from_replay(actions)})
 
     @torch.no_grad()

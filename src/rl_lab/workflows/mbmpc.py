@@ -7,6 +7,7 @@ and a policy that clones it, it is AlphaZero's idea (Silver et al. 2018).
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -100,12 +101,12 @@ class MBMPCWorkflow(Workflow):
         return Act(vectors.argmax(-1) if self.dynamics.discrete else vectors)
 
     def follow(
-        self, observations: Tree, state: Tree, actions: Tensor, *, generator: torch.Generator | None = None
+        self, act: Callable[..., Act], observations: Tree, state: Tree, actions: Tensor, *, generator: Any = None
     ) -> Act:
         """Plan only for a policy that imitates plans while somebody else acts."""
         if self._clones:
-            return super().follow(observations, state, actions, generator=generator)
-        return Act(actions, state)
+            return super().follow(act, observations, state, actions, generator=generator)
+        return Act(actions, self.initial_state(len(actions)))
 
     def value(self, observations: Tree) -> Tensor:
         """Return the critic's estimate; zero without one."""

@@ -41,3 +41,9 @@ class MPCWorkflow(Workflow):
         latents = self.dynamics.encode(observations)
         said = self._looking.decide(self.planner, latents, state, explore=False, generator=generator)
         return Act(said.actions, said.state)
+
+    def follow(
+        self, act: Callable[..., Act], observations: Tree, state: Tree, actions: Tensor, *, generator: Any = None
+    ) -> Act:
+        """Plan nothing while somebody else acts."""
+        return Act(actions, self.initial_state(len(actions)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,10 +74,10 @@ class TDMPCWorkflow(Workflow):
         return self._decide(observations, state, explore, generator)[0]
 
     def follow(
-        self, observations: Tree, state: Tree, actions: Tensor, *, generator: torch.Generator | None = None
+        self, act: Callable[..., Act], observations: Tree, state: Tree, actions: Tensor, *, generator: Any = None
     ) -> Act:
         """Plan nothing while somebody else acts."""
-        return Act(actions, state)
+        return Act(actions, self.initial_state(len(actions)))
 
     @torch.no_grad()
     def act_with_stats(

@@ -1,0 +1,55 @@
+"""What the rehearsal finds before the first step; networks that do not fit are in test_configs.py."""
+
+import pytest
+import torch
+
+from rl_lab.core.errors import UserError
+from rl_lab.core.seeding import SeedTree
+from rl_lab.core.workflow import Act, Workflow
+from rl_lab.data.collector import RolloutCollector
+from rl_lab.envs.make import make_env
+from rl_lab.rehearsal import check_decisions
+
+
+class Counting(Workflow):
+    def initial_state(self, num_envs):
+        return {"count": torch.zeros(num_envs)}
+
+    def act(self, observations, state=None, *, explore=True, generator=None):
+        actions = torch.zeros(len(observations), dtype=torch.int64)
+        return Act(actions, {"count": state["count"] + 1}, {"seen": state["count"]})
+
+
+class Fine(Counting):
+    def follow(self, act, observations, state, actions, *, generator=None):
+        return Act(actions, {"count": state["count"] - 1}, {"seen": state["count"]})
+
+
+class Forgetful(Counting):
+    def follow(self, act, observations, state, actions, *, generator=None):
+        return Act(actions, state)
+
+
+class Short(Counting):
+    def follow(self, observations, state, actions):
+        return Act(actions, state)
+
+
+def rehearse(workflow):
+    collector = RolloutCollector(make_env("tiny/CartPole", 3), SeedTree(0), initial_state=workflow.initial_state(3))
+    check_decisions(workflow, collector, "controllers")
+
+
+@pytest.mark.parametrize("kind", [Counting, Fine])
+def test_what_fits_passes(kind):
+    rehearse(kind())
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [(Forgetful, "what Forgetful.follow returns is not like"), (Short, "Short cannot follow actions")],
+)
+def test_a_wrong_follow_is_found_before_the_first_random_phase(kind, message):
+    with pytest.raises(UserError, match=message) as caught:
+        rehearse(kind())
+    assert "remedy" in str(caught.value)
