@@ -52,4 +52,4 @@ def test_what_fits_passes(kind):
 def test_a_wrong_follow_is_found_before_the_first_random_phase(kind, message):
     with pytest.raises(UserError, match=message) as caught:
         rehearse(kind())
-    assert "remedy" in str(caught.value)
+    assert "define follow(act, observations, state, actions, *, generator)" in str(caught.value)

@@ -17,6 +17,11 @@ from rl_lab.core.workflow import Act, Workflow, declared_fields
 from rl_lab.data.collector import RolloutCollector
 
 NUM_DECISIONS = 32
+NETWORKS = "check that the networks take ${_dims.observation} and suit this kind of observation"
+FOLLOW = (
+    "define follow(act, observations, state, actions, *, generator) and return Act(actions, state, columns): "
+    "the actions given, state and columns like those of act"
+)
 
 
 def check_decisions(workflow: Workflow, collector: RolloutCollector, section: str) -> None:
@@ -48,15 +53,7 @@ def check_decisions(workflow: Workflow, collector: RolloutCollector, section: st
         _check_actions(said.actions, (num_rows, *space.shape), getattr(space, "n", None), name, section)
     if type(workflow).follow is not Workflow.follow:
         follow = partial(workflow.follow, workflow.act, observations, state, said.actions, generator=generator)
-        followed = _attempt(follow, f"{name} cannot follow actions that somebody else chose", section, shapes)
-        if _shapes(followed) != _shapes(said):
-            raise UserError(
-                f"what {name}.follow returns is not like what {name}.act returns",
-                key="workflow._target_",
-                value=_shapes(followed),
-                valid=[str(_shapes(said))],
-                remedy="return Act(actions, state, columns): the actions given, state and columns like those of act",
-            )
+        _check_follow(follow, said, name, shapes)
     if callable(value := getattr(workflow, "value", None)):  # optional: only RLModule needs it
         problem = f"{name} cannot estimate the value of observations of shape {shapes}"
         values = _attempt(partial(value, observations), problem, section, shapes)
@@ -69,12 +66,25 @@ def check_decisions(workflow: Workflow, collector: RolloutCollector, section: st
             )
 
 
-def _shapes(said: Act) -> Tree:
+def _check_follow(follow: Callable[[], Act], said: Act, workflow: str, shapes: Tree) -> None:
+    problem, section = f"{workflow} cannot follow actions that somebody else chose", "workflow._target_"
+    followed, expected = _layout(_attempt(follow, problem, section, shapes, FOLLOW)), _layout(said)
+    if followed != expected:
+        raise UserError(
+            f"what {workflow}.follow returns is not like what {workflow}.act returns",
+            key=section,
+            value=followed,
+            valid=[str(expected)],
+            remedy=FOLLOW,
+        )
+
+
+def _layout(said: Act) -> Tree:
     whole = {"actions": said.actions, "state": said.state, "columns": dict(said.extras)}
     return tree_map(lambda leaf: list(leaf.shape), whole)
 
 
-def _attempt(call: Callable[[], Any], problem: str, section: str, shapes: Tree) -> Any:
+def _attempt(call: Callable[[], Any], problem: str, section: str, shapes: Tree, remedy: str = NETWORKS) -> Any:
     try:
         with torch.no_grad():
             return call()
@@ -83,7 +93,7 @@ def _attempt(call: Callable[[], Any], problem: str, section: str, shapes: Tree) 
             f"{problem}: {_told(error)}",
             key=section,
             value=shapes,
-            remedy="check that the networks take ${_dims.observation} and suit this kind of observation",
+            remedy=remedy,
         ) from error
 
 

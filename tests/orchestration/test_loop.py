@@ -110,13 +110,14 @@ def test_random_policy_setting():
         def act(self, observations, state=None, *, explore=True, generator=None):
             return Act(torch.zeros(len(observations), dtype=torch.int64))
 
+    followed = []
+
     class Follower(Zero):
         def follow(self, act, observations, state, actions, *, generator=None):
             followed.append(actions)
             return Act(actions)
 
     phase = Phase("p", hooks=(Hook("collect", 50),), buffer="data", duration_cycles=1, settings={"policy": "random"})
-    followed = []
     for workflow in (Zero(), Follower()):
         source = replay(capacity=1000)
         run([phase], source, workflow)

@@ -29,6 +29,9 @@ class Act(NamedTuple):
     extras: Mapping[str, Tensor] = MappingProxyType({})  # columns to keep beside the transition
 
 
+ActFunction = Callable[..., Act]  # like Workflow.act
+
+
 class Update(NamedTuple):
     """What a hook may return instead of bare metrics."""
 
@@ -149,7 +152,7 @@ class Workflow:
         raise NotImplementedError(f"{type(self).__name__} does not define act(observations, state, ...)")
 
     def follow(
-        self, act: Callable[..., Act], observations: Tree, state: Tree, actions: Tensor, *, generator: Any = None
+        self, act: ActFunction, observations: Tree, state: Tree, actions: Tensor, *, generator: torch.Generator | None
     ) -> Act:
         """Take in what is seen while somebody else does these actions; state and columns are like those of `act`.
 

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from rl_lab.core.batch import Batch, Tree, tree_leaves, tree_map, tree_zip
 from rl_lab.core.seeding import SeedTree
-from rl_lab.core.workflow import Act, CollectResult
+from rl_lab.core.workflow import Act, ActFunction, CollectResult
 from rl_lab.data.episodes import EpisodeRecord
 
-ActFunction = Callable[..., Act]
-FollowFunction = Callable[..., Act]  # of an ActFunction, observations, state, and actions that somebody else chose
+FollowFunction = Callable[..., Act]  # like Workflow.follow
 
 
 class RolloutCollector:

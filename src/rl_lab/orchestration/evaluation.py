@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from rl_lab.core.capture import uncompiled
-from rl_lab.core.workflow import Inspection, Metrics
-from rl_lab.data.collector import ActFunction, RolloutCollector
+from rl_lab.core.workflow import ActFunction, Inspection, Metrics
+from rl_lab.data.collector import RolloutCollector
 from rl_lab.data.episodes import EpisodeRecord
 
 Inspect = Callable[..., Inspection]

@@ -6,7 +6,6 @@ Version 1 (Hafner et al. 2020), 2 (2021) and 3 (2024) are choices of parts and k
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
 from rl_lab.core.ranges import Count, NonNegative, Unit
 from rl_lab.core.schedules import Schedule, as_schedule
-from rl_lab.core.workflow import Act, Inspection, Metrics, Update, Workflow
+from rl_lab.core.workflow import Act, ActFunction, Inspection, Metrics, Update, Workflow
 from rl_lab.data.pipeline import arrivals
 
 
@@ -113,7 +112,7 @@ class DreamerWorkflow(Workflow):
         return Act(self.actor.policy.to_environment(actions), {**latents, "action": actions}, stored)
 
     def follow(
-        self, act: Callable[..., Act], observations: Tree, state: Tree, actions: Tensor, *, generator: Any = None
+        self, act: ActFunction, observations: Tree, state: Tree, actions: Tensor, *, generator: torch.Generator | None
     ) -> Act:
         """Take in the observations, and remember the actions of somebody else."""
         said = super().follow(act, observations, state, actions, generator=generator)

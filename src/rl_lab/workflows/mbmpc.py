@@ -7,7 +7,6 @@ and a policy that clones it, it is AlphaZero's idea (Silver et al. 2018).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
 from rl_lab.core.ranges import NonNegative, Positive, Unit
-from rl_lab.core.workflow import Act, Metrics, Workflow, WorkflowContext
+from rl_lab.core.workflow import Act, ActFunction, Metrics, Workflow, WorkflowContext
 
 _CONTROLLER = ("policy", "critic", "policy_optimizer", "critic_optimizer")
 NEEDED = {  # by the hooks
@@ -101,7 +100,7 @@ class MBMPCWorkflow(Workflow):
         return Act(vectors.argmax(-1) if self.dynamics.discrete else vectors)
 
     def follow(
-        self, act: Callable[..., Act], observations: Tree, state: Tree, actions: Tensor, *, generator: Any = None
+        self, act: ActFunction, observations: Tree, state: Tree, actions: Tensor, *, generator: torch.Generator | None
     ) -> Act:
         """Plan only for a policy that imitates plans while somebody else acts."""
         if self._clones:

@@ -12,7 +12,7 @@ from torch import Tensor
 from rl_lab.components.planners.slot import Lookahead
 from rl_lab.core.batch import Tree
 from rl_lab.core.ranges import Unit
-from rl_lab.core.workflow import Act, Workflow
+from rl_lab.core.workflow import Act, ActFunction, Workflow
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class MPCWorkflow(Workflow):
         return Act(said.actions, said.state)
 
     def follow(
-        self, act: Callable[..., Act], observations: Tree, state: Tree, actions: Tensor, *, generator: Any = None
+        self, act: ActFunction, observations: Tree, state: Tree, actions: Tensor, *, generator: torch.Generator | None
     ) -> Act:
         """Plan nothing while somebody else acts."""
         return Act(actions, self.initial_state(len(actions)))

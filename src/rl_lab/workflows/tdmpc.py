@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,7 @@ from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
 from rl_lab.core.precision import as_computed
 from rl_lab.core.ranges import NonNegative, Unit
-from rl_lab.core.workflow import Act, Inspection, Metrics, Workflow
+from rl_lab.core.workflow import Act, ActFunction, Inspection, Metrics, Workflow
 
 
 @dataclass(eq=False)
@@ -74,7 +73,7 @@ class TDMPCWorkflow(Workflow):
         return self._decide(observations, state, explore, generator)[0]
 
     def follow(
-        self, act: Callable[..., Act], observations: Tree, state: Tree, actions: Tensor, *, generator: Any = None
+        self, act: ActFunction, observations: Tree, state: Tree, actions: Tensor, *, generator: torch.Generator | None
     ) -> Act:
         """Plan nothing while somebody else acts."""
         return Act(actions, self.initial_state(len(actions)))
