@@ -236,7 +236,7 @@ def test_free_nats_of_each_and_of_the_mean():
     prior = torch.tensor([[0.1, 0.0], [0.0, 0.0]], requires_grad=True)
     plain = variable.divergence(posterior, prior).detach()
     assert plain[0] < 1 < plain[1]
-    dynamics, representation, metrics = model.divergences(posterior, prior, 1.0, False)
+    dynamics, representation, metrics = model.divergences(posterior, prior)
     assert dynamics.item() == representation.item() == pytest.approx((1 + plain[1].item()) / 2)
     assert metrics["divergence"].item() == pytest.approx(plain.mean().item())
     dynamics.backward()
@@ -247,7 +247,8 @@ def test_free_nats_of_each_and_of_the_mean():
     representation.backward()
     assert prior.grad is None
     assert posterior.grad[1].abs().sum() > 0
-    averaged, _, _ = model.divergences(posterior, prior, 1.0, True)
+    model.free_average = True
+    averaged, _, _ = model.divergences(posterior, prior)
     assert averaged.item() == pytest.approx(plain.mean().item())
     averaged.backward()
     assert prior.grad[0].abs().sum() > 0  # the mean is above the free nats, so each entry counts

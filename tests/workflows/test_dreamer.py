@@ -280,7 +280,8 @@ def test_where_gradients_go(paper, knobs):
     if paper == "v3":
         expected["replay_value"] = {"critic", "rssm"}
     assert reached == expected
-    losses, _ = workflow._model.losses(workflow._see(source.sample()), free_nats=0.0, free_average=False)
+    workflow._model.free_nats = 0.0
+    losses, _ = workflow._model.losses(workflow._see(source.sample()))
     trained = {
         name: gradients(workflow, loss) for name, loss in losses.items() if name not in ("dynamics", "representation")
     }
@@ -478,7 +479,7 @@ def test_half_precision_computes_nearly_the_same(paper):
         workflow, _, source = collected(paper, precision=precision)
         seen = workflow._see(source.sample())
         assert seen.features.dtype == torch.float32
-        losses, _ = workflow._model.losses(seen, free_nats=0.0, free_average=False)
+        losses, _ = workflow._model.losses(seen)
         metrics, _ = workflow.update_agent(source.sample(), phase=PHASE)
         results.append((losses["reconstruction"].item(), float(metrics["grad_norm"])))
         assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in workflow.rssm.parameters())

@@ -55,6 +55,8 @@ class WorldModel:
     continuation: Any  # None where nothing ends
     gamma: float
     dtype: torch.dtype  # to compute in
+    free_nats: float = 1.0  # divergences below this cost nothing
+    free_average: bool = False  # whether the mean divergence is free, or each
 
     def computing(self, device: torch.device) -> torch.autocast:
         """Return a context that computes in the chosen type; never nest it.
@@ -87,10 +89,10 @@ class WorldModel:
             observed = self.rssm.observe_sequence(context, actions, embeddings, batch["is_first"], draws)
         return Seen(batch, observed, self.rssm.features(observed.states))
 
-    def losses(self, seen: Seen, *, free_nats: float, free_average: bool) -> tuple[dict[str, Tensor], Metrics]:
+    def losses(self, seen: Seen) -> tuple[dict[str, Tensor], Metrics]:
         """Return the losses of the model by name, and what is worth watching."""
         batch, posterior, prior = seen.batch, seen.observed.posterior, seen.observed.prior
-        dynamics, representation, metrics = self.divergences(posterior, prior, free_nats, free_average)
+        dynamics, representation, metrics = self.divergences(posterior, prior)
         with self.computing(seen.features.device):
             predictions, rewards = self.decoder(seen.features), self.reward(seen.features)
             continues = None if self.continuation is None else self.continuation(seen.features)
@@ -104,13 +106,8 @@ class WorldModel:
             losses["continue"] = self.continuation.loss(continues, self.gamma * (~batch.terminated).float()).mean()
         return losses, metrics
 
-    def divergences(
-        self, posterior: Tensor, prior: Tensor, free_nats: float, average: bool
-    ) -> tuple[Tensor, Tensor, Metrics]:
-        """Return the divergence twice, as the loss of the prior and as that of the posterior, and what to watch.
-
-        Below `free_nats` it costs nothing more: of each entry, or of their mean if `average` says so.
-        """
+    def divergences(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor, Metrics]:
+        """Return the divergence twice, as the loss of the prior and as that of the posterior, and what to watch."""
         variable, fixed_posterior, fixed_prior = self.rssm.variable, posterior.detach(), prior.detach()
         both = [variable.divergence(fixed_posterior, prior), variable.divergence(posterior, fixed_prior)]
         metrics = {
@@ -118,10 +115,10 @@ class WorldModel:
             "posterior_entropy": variable.entropy(fixed_posterior).mean(),
             "prior_entropy": variable.entropy(fixed_prior).mean(),
         }
-        if average:
-            dynamics, representation = (divergence.mean().clamp(min=free_nats) for divergence in both)
+        if self.free_average:
+            dynamics, representation = (divergence.mean().clamp(min=self.free_nats) for divergence in both)
         else:
-            dynamics, representation = (divergence.clamp(min=free_nats).mean() for divergence in both)
+            dynamics, representation = (divergence.clamp(min=self.free_nats).mean() for divergence in both)
         return dynamics, representation, metrics
 
     def imagine(self, actor: Any, states: Mapping[str, Tensor], draws: Tensor, choices: Tensor) -> Dream:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rl_lab.components.behaviour import Behaviour, as_batch
 from rl_lab.components.dreams import inspect_world_model
 from rl_lab.components.world_model import Seen, WorldModel, refreshed
+from rl_lab.core.at_once import AtOnce
 from rl_lab.core.batch import Batch, Tree, tree_map
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
@@ -70,8 +71,8 @@ class DreamerWorkflow(Workflow):
         self.update_count = torch.zeros((), dtype=torch.int64, device=self._device)
         self.exploration = as_schedule(self.exploration).to(self._device)
         self._explores = self.exploration.start > 0 or self.exploration.end > 0
-        dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
-        self._model = WorldModel(self.rssm, self.decoder, self.reward, self.continuation, self.gamma, dtype)
+        dtype, free = getattr(torch, self.precision), (self.free_nats, self.free_average)
+        self._model = WorldModel(self.rssm, self.decoder, self.reward, self.continuation, self.gamma, dtype, *free)
         self._behaviour = Behaviour(
             self._model,
             self.actor,
@@ -87,12 +88,9 @@ class DreamerWorkflow(Workflow):
             learn_replay=self.replay_value_weight > 0,
             dream_rows=self.dream_rows,
         )
-        self._weights = {
-            "dynamics": self.dynamics_weight,
-            "representation": self.representation_weight,
-            "continue": self.continue_weight,
-            "replay_value": self.replay_value_weight,
-        }
+        self._at_once = AtOnce(self._device)
+        self._weights = {"dynamics": self.dynamics_weight, "representation": self.representation_weight}
+        self._weights |= {"continue": self.continue_weight, "replay_value": self.replay_value_weight}
 
     def initial_state(self, num_envs: int) -> Tree:
         """Return the latent state, and the last action, of an episode that begins."""
@@ -129,11 +127,12 @@ class DreamerWorkflow(Workflow):
     def update_agent(self, batch: Batch, *, phase: Phase) -> Update:
         """Learn model and behaviour from one batch: in a single step where they share an optimiser."""
         seen = self._see(batch)
-        losses, metrics = self._model.losses(seen, free_nats=self.free_nats, free_average=self.free_average)
         if self.actor_optimizer is None:
-            behaviour, watched = self._behaviour.losses(seen, self.generator)
+            halves = (lambda: self._model.losses(seen), lambda: self._behaviour.losses(seen, self.generator))
+            (losses, metrics), (behaviour, watched) = self._at_once(*halves)
             metrics |= watched | self._step(self.model_optimizer, losses | behaviour)
         else:
+            losses, metrics = self._model.losses(seen)
             metrics |= self._step(self.model_optimizer, losses) | self._update_behaviour(seen)
         self._move_slow_critic()
         return Update(metrics, self._refreshed(batch, seen))
@@ -141,7 +140,7 @@ class DreamerWorkflow(Workflow):
     def update_world_model(self, batch: Batch, *, phase: Phase) -> Update:
         """Learn the model."""
         seen = self._see(batch)
-        losses, metrics = self._model.losses(seen, free_nats=self.free_nats, free_average=self.free_average)
+        losses, metrics = self._model.losses(seen)
         return Update(metrics | self._step(self.model_optimizer, losses), self._refreshed(batch, seen))
 
     def update_controller(self, batch: Batch, *, phase: Phase) -> Metrics:
