@@ -80,7 +80,7 @@ def test_tdmpc2_scores_are_those_that_were_published():
 
 
 def training_score(file, span, length=100_000):
-    """Return the mean over the seeds of the training returns in the last `span` steps; runs are multiples of `length`."""
+    """Return the mean over the seeds of the training returns in the last `span` of `length` steps (or multiples)."""
     curves = defaultdict(list)
     with open(RESULTS / file) as lines:
         for row in csv.DictReader(lines):
