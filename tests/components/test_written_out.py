@@ -69,13 +69,10 @@ def test_gates(kind, rows, size, num_blocks):
     torch.manual_seed(1)
     dtype, tolerance = TYPES[kind]
     gates, deter = random(rows, 3 * size, dtype=dtype), random(rows, size)
-    width, biases = size // num_blocks, torch.randn(3 * size)
-    given, expected = fused.mix(gates, None, deter, width, -1.0), cells.gated(deter, gates, num_blocks, -1.0)
+    given, expected = fused.mix(gates, deter, size // num_blocks, -1.0), cells.gated(deter, gates, num_blocks, -1.0)
     agree(given, expected, (gates, deter), tolerance)
     with torch.no_grad():
         torch.testing.assert_close(cells.gated(deter, gates, num_blocks, -1.0), given, rtol=0, atol=0)
-        biased = cells.gated(deter, gates.float() + biases, num_blocks, -1.0)
-        torch.testing.assert_close(fused.mix(gates, biases, deter, width, -1.0), biased, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("num_variables", "num_classes", "unimix"), [(32, 32, 0.01), (5, 7, 0.0), (16, 8, 0.01)])
@@ -126,10 +123,6 @@ def test_two_hot_losses(both, values):
     prediction = twohot.SymexpTwoHot(31, 5.0)
     logits, targets = random(4, 6, 31), values * torch.rand(4, 6)
     agree(*both(prediction.loss, logits, targets), (logits,), 1e-5)
-    several = torch.stack([targets, 0.5 * targets - 1.0, torch.zeros(4, 6)])
-    agree(*both(prediction.loss, logits, several), (logits,), 1e-5)
-    one_by_one = torch.stack([prediction.loss(logits, values) for values in several])
-    agree(prediction.loss(logits, several), one_by_one, (logits,), 1e-5)
 
 
 class Embedded(nn.Module):
@@ -166,28 +159,6 @@ def test_scan(both, kind, units):
         for ours, theirs in zip(*found, strict=True):
             assert ours.dtype == theirs.dtype == torch.float32
             assert (ours - theirs).norm() <= 0.1 * theirs.norm()
-
-
-@pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("units", [24, 256])
-def test_imagined_steps(units, kind):
-    """Without gradients the cell adds up in place and leaves biases to the gates; with them it does neither."""
-    torch.manual_seed(3)
-    (dtype, tolerance), size = TYPES[kind], 128 if units == 24 else 512
-    model = shaken(
-        rssm.RSSM(Embedded(), cells.BlockGRU(size, 48, 3, units, num_blocks=4), variables.Categoricals(8, 6), units)
-    )
-    state = {"deter": torch.randn(40, size).to(dtype), "stoch": model.variable.mode(torch.randn(40, 48)).to(dtype)}
-    before = {name: leaf.clone() for name, leaf in state.items()}
-    actions, draws, weights = torch.randn(40, 3), torch.rand(40, 8), model.constants(dtype)
-    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
-        expected = model.imagine_step(state, actions, draws, weights)
-        with torch.no_grad():
-            given = model.imagine_step(state, actions, draws, weights)
-    assert given["deter"].dtype == given["stoch"].dtype == dtype
-    torch.testing.assert_close(given["deter"], expected["deter"], rtol=tolerance, atol=tolerance)
-    assert (given["stoch"] == expected["stoch"].round()).float().mean() > (0.999 if kind == "float32" else 0.97)
-    assert all(torch.equal(leaf, before[name]) for name, leaf in state.items())
 
 
 def test_what_is_not_a_number_stays_visible():

@@ -47,11 +47,6 @@ def test_gates():
             gates, deter = random(rows, 3 * size, dtype=dtype), random(rows, size)
             arguments = (deter, gates, num_blocks, -1.0)
             agree(cells.gated(*arguments), plainly(cells.gated, *arguments), (gates, deter), tolerance)
-            with torch.no_grad():
-                biases = torch.randn(3 * size, device="cuda")
-                expected = plainly(cells.gated, deter, gates.float() + biases, num_blocks, -1.0)
-                given = fused.mix(gates, biases, deter, size // num_blocks, -1.0)
-                torch.testing.assert_close(given, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_samples():
@@ -124,8 +119,7 @@ def test_two_hot_losses():
     torch.manual_seed(6)
     prediction = twohot.SymexpTwoHot().cuda()
     logits, values = random(50, 20, 255), 10.0 * torch.randn(50, 20, device="cuda")
-    for targets in (values, torch.stack([values, 0.5 * values])):
-        agree(prediction.loss(logits, targets), plainly(prediction.loss, logits, targets), (logits,), 1e-4)
+    agree(prediction.loss(logits, values), plainly(prediction.loss, logits, values), (logits,), 1e-4)
 
 
 class Embedded(nn.Module):
@@ -162,22 +156,6 @@ def test_scan():
     assert first.mean() < 0.01 * expected.states["deter"][0].abs().mean()
 
 
-def test_imagined_steps():
-    torch.manual_seed(7)
-    size, variable = 128, variables.Categoricals(8, 6)
-    model = shaken(rssm.RSSM(Embedded(), cells.BlockGRU(size, 48, 3, 24, num_blocks=4), variable, units=32))
-    actions, draws = random(40, 3).detach(), torch.rand(40, 8, device="cuda")
-    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
-        state = {"deter": random(40, size).detach(), "stoch": variable.mode(random(40, 48)).detach()}
-        state = {name: leaf.to(dtype) for name, leaf in state.items()}
-        arguments = (state, actions, draws, model.constants(dtype))
-        with torch.no_grad(), torch.autocast("cuda", torch.bfloat16, enabled=dtype == torch.bfloat16):
-            given, expected = model.imagine_step(*arguments), plainly(model.imagine_step, *arguments)
-        assert given["deter"].dtype == given["stoch"].dtype == dtype
-        torch.testing.assert_close(given["deter"], expected["deter"].to(dtype), rtol=tolerance, atol=tolerance)
-        assert (given["stoch"] == expected["stoch"].round()).float().mean() > 0.97
-
-
 def test_laprop():
     shapes = ((3, 2), (5,), (70, 300), (1,), (4096,))
     for skipped in (0.0, 1.0):
@@ -208,6 +186,5 @@ if __name__ == "__main__":
     test_dense_layers()
     test_two_hot_losses()
     test_scan()
-    test_imagined_steps()
     test_laprop()
     print("fused: the kernels agree")

@@ -116,12 +116,12 @@ class Behaviour:
 
     def _critic_loss(self, features: Tensor, outputs: Tensor, returns: Tensor, weights: Tensor) -> Tensor:
         """Return the weighed mean loss of values against returns, and against those of the slow critic."""
-        if not self.slow_weight:
-            return (weights * self.critic.loss(outputs, returns.detach())).mean()
-        with torch.no_grad(), self.model.computing(features.device):
-            slow = self.slow_critic.mean(self.slow_critic(features))
-        of_returns, of_slow = self.critic.loss(outputs, torch.stack([returns.detach(), slow]))
-        return (weights * (of_returns + self.slow_weight * of_slow)).mean()
+        loss = self.critic.loss(outputs, returns.detach())
+        if self.slow_weight:
+            with torch.no_grad(), self.model.computing(features.device):
+                slow = self.slow_critic.mean(self.slow_critic(features))
+            loss = loss + self.slow_weight * self.critic.loss(outputs, slow)
+        return (weights * loss).mean()
 
     def _passed_through(self) -> tuple[nn.Module | None, ...]:
         return (self.model.reward, self.model.continuation, self.critic) if self.through_model else ()

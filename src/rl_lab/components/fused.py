@@ -40,7 +40,7 @@ class Gated(torch.autograd.Function):
         """Return new states [..., D] from gates [..., 3 * D] in blocks of `width`."""
         ctx.save_for_backward(gates, states)
         ctx.width, ctx.update_bias = width, update_bias
-        return _mixed(gates, None, states, width, update_bias)
+        return _mixed(gates, states, width, update_bias)
 
     @staticmethod
     @once_differentiable
@@ -48,24 +48,20 @@ class Gated(torch.autograd.Function):
         """Return the gradients of gates and states."""
         gates, states = (tensor.contiguous() for tensor in ctx.saved_tensors)
         found = torch.empty_like(gates), torch.empty_like(states)
-        more = gradients[0].contiguous(), ctx.width, ctx.update_bias, found
-        pieces(gates).gate_backward(gates, None, states, *more)
+        pieces(gates).gate_backward(gates, states, gradients[0].contiguous(), ctx.width, ctx.update_bias, found)
         return *found, None, None
 
 
-def mix(gates: Tensor, biases: Tensor | None, states: Tensor, width: int, update_bias: float) -> Tensor:
-    """Return new states [..., D] from gates [..., 3 * D] in blocks of `width`; biases without gradients only."""
-    if torch.is_grad_enabled():
-        assert biases is None
-        mixed: Tensor = Gated.apply(gates, states, width, update_bias)
-        return mixed
-    return _mixed(gates, biases, states, width, update_bias)
+def mix(gates: Tensor, states: Tensor, width: int, update_bias: float) -> Tensor:
+    """Return new states [..., D] from gates [..., 3 * D] in blocks of `width`."""
+    mixed: Tensor = (Gated.apply if torch.is_grad_enabled() else _mixed)(gates, states, width, update_bias)
+    return mixed
 
 
-def _mixed(gates: Tensor, biases: Tensor | None, states: Tensor, width: int, update_bias: float) -> Tensor:
+def _mixed(gates: Tensor, states: Tensor, width: int, update_bias: float) -> Tensor:
     gates, states = gates.contiguous(), states.contiguous()
     answers = torch.empty_like(states)
-    pieces(gates).gate(gates, biases, states, width, update_bias, answers)
+    pieces(gates).gate(gates, states, width, update_bias, answers)
     return answers
 
 

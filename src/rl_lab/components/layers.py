@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.fused import activate, attach, fuses, is_written_out
-from rl_lab.core.products import add, linear, weight_gradient
+from rl_lab.core.products import linear, weight_gradient
 from rl_lab.core.ranges import Count, Natural, NonNegative
 
 Activation = Literal["silu", "elu", "relu", "tanh", "gelu"]
@@ -64,12 +64,6 @@ class Tape:
             return output
         self.seen[key] = seen.detach()
         return attach(output, self.offsets[key])
-
-
-def writes_out(values: Tensor, tape: Tape | None) -> bool:
-    """Return whether a layer may write into what it made: nothing is recorded, and nobody asks for gradients."""
-    constant = tape is not None and tape.offsets is None
-    return constant and not torch.is_grad_enabled() and is_written_out(values)
 
 
 def fuses_with(values: Tensor, tape: Tape | None) -> bool:
@@ -161,14 +155,6 @@ class BlockLinear(ScanLayer):
             return tape.record(self.key, values, self._map(values, *tape.weights[self.key]))
         return self._map(values, *self.scanned())
 
-    def products(self, values: Tensor, tape: Tape) -> Tensor:
-        """Map without the bias, where nothing is recorded: each block is written into its place."""
-        weight = tape.weights[self.key][0]
-        rows = values.reshape(-1, self.inputs).to(weight.dtype)
-        answers = rows.new_empty(len(rows), self.outputs)
-        torch.bmm(as_blocks(rows, self.num_blocks), weight, out=as_blocks(answers, self.num_blocks))
-        return answers.view(*values.shape[:-1], self.outputs)
-
     def _map(self, values: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         rows = values.reshape(-1, self.num_blocks, self.inputs // self.num_blocks).transpose(0, 1)  # [G, R, in]
         outputs = torch.bmm(rows, weight).transpose(0, 1)  # [R, G, out]
@@ -209,22 +195,7 @@ class SharedBlockLinear(ScanLayer):
             return self._map(own, shared, *self.scanned()) + ahead
         weights = tape.weights[self.key]
         own, shared = own.to(weights[0].dtype), shared.to(weights[0].dtype)
-        if writes_out(own, tape):
-            return self._add_up(own, shared, ahead, *weights)
-        outputs = self._map(own, shared, *weights)
-        if tape.offsets is not None:
-            outputs = tape.record(self.key, torch.cat([own, shared], -1), outputs)
-        return outputs + ahead
-
-    def _add_up(
-        self, own: Tensor, shared: Tensor, ahead: Tensor, weight: Tensor, shared_weight: Tensor, bias: Tensor
-    ) -> Tensor:
-        """Do what `_map` does and add `ahead`, all in one place."""
-        answers = (ahead + bias).view(-1, self.outputs)
-        add(answers, shared.reshape(-1, self.num_shared), shared_weight)
-        rows = own.reshape(len(answers), -1)
-        as_blocks(answers, self.num_blocks).baddbmm_(as_blocks(rows, self.num_blocks), weight)
-        return answers.view(ahead.shape)
+        return tape.record(self.key, torch.cat([own, shared], -1), self._map(own, shared, *weights)) + ahead
 
     def _map(self, own: Tensor, shared: Tensor, weight: Tensor, shared_weight: Tensor, bias: Tensor) -> Tensor:
         rows = own.reshape(-1, self.num_blocks, self.num_own).transpose(0, 1)  # [G, R, own]
@@ -363,11 +334,6 @@ class Stack(nn.Module):
         return values if self.output is None else self.output(values, tape)
 
 
-def as_blocks(rows: Tensor, num_blocks: int) -> Tensor:
-    """Return rows [B, G * width] as blocks [G, B, width], without a copy."""
-    return rows.unflatten(-1, (num_blocks, -1)).transpose(0, 1)
-
-
 def keyed(module: nn.Module) -> dict[str, ScanLayer]:
     """Give the layers inside a module that have weights their names as keys, and return them."""
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, ScanLayer) and layer.scanned()}
@@ -378,19 +344,7 @@ def keyed(module: nn.Module) -> dict[str, ScanLayer]:
 
 def cast_weights(layers: Sequence[ScanLayer], dtype: torch.dtype) -> dict[str, list[Tensor]]:
     """Return the weights that the steps of a scan use as constants of a type."""
-    weights = {layer.key: [weight.detach() for weight in layer.scanned()] for layer in layers}
-    cast = iter(_cast([weight for members in weights.values() for weight in members], dtype))
-    return {key: [next(cast) for _ in members] for key, members in weights.items()}
-
-
-def _cast(tensors: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Return tensors in another type; on a GPU a few kernels cast all that are contiguous."""
-    whole = [tensor for tensor in tensors if tensor.dtype != dtype and tensor.is_contiguous()]
-    answers = [torch.empty_like(tensor, dtype=dtype) for tensor in whole]
-    if whole:
-        torch._foreach_copy_(answers, whole)
-    copies = {id(tensor): answer for tensor, answer in zip(whole, answers, strict=True)}
-    return [copies[id(tensor)] if id(tensor) in copies else tensor.to(dtype) for tensor in tensors]
+    return {layer.key: [weight.detach().to(dtype) for weight in layer.scanned()] for layer in layers}
 
 
 def constants(layers: Sequence[ScanLayer], dtype: torch.dtype) -> Weights:

@@ -75,29 +75,16 @@ class SymexpTwoHot(nn.Module):
         return ((probs[..., center + 1 :] - probs[..., :center].flip(-1)) * self.bins[center + 1 :]).sum(-1)
 
     def loss(self, logits: Tensor, values: Tensor) -> Tensor:
-        """Return the cross-entropy with the two-hot code, per entry; values beyond the last bin are that bin.
-
-        Logits may be asked about several values each, which then come first: values, and losses, are [K, ...].
-        """
+        """Return the cross-entropy with the two-hot code, per entry; values beyond the last bin are that bin."""
         values = values.detach().clamp(self.bins[0], self.bins[-1])  # targets are constants
         lower = (torch.searchsorted(self.bins, values.contiguous(), right=True) - 1).clamp(max=self.num_parameters - 2)
         below, above = self.bins[lower], self.bins[lower + 1]
         share = (values - below) / (above - below)
         neighbours, weights = torch.stack([lower, lower + 1], -1), torch.stack([1.0 - share, share], -1)
-        loss: Tensor = (_CrossEntropy.apply if is_written_out(logits) else _cross_entropy)(
-            logits.float(), neighbours, weights
-        )
-        return loss
-
-
-def _cross_entropy(logits: Tensor, neighbours: Tensor, weights: Tensor) -> Tensor:
-    return _weighed(logits.log_softmax(-1), neighbours, weights)
-
-
-def _weighed(log_shares: Tensor, neighbours: Tensor, weights: Tensor) -> Tensor:
-    """Return the cross-entropy [K, ...] of shares [..., bins] with weights [K, ..., 2] of neighbouring bins."""
-    at_neighbours = log_shares.expand(*neighbours.shape[:-1], -1).gather(-1, neighbours)
-    return -(at_neighbours * weights).sum(-1)
+        if is_written_out(logits):
+            loss: Tensor = _CrossEntropy.apply(logits.float(), neighbours, weights)
+            return loss
+        return -(logits.float().log_softmax(-1).gather(-1, neighbours) * weights).sum(-1)
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -107,15 +94,12 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, neighbours: Tensor, weights: Tensor) -> Tensor:
         log_shares = logits.log_softmax(-1)
         ctx.save_for_backward(log_shares, neighbours, weights)
-        return _weighed(log_shares, neighbours, weights)
+        return -(log_shares.gather(-1, neighbours) * weights).sum(-1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         log_shares, neighbours, weights = ctx.saved_tensors
         gradient = gradients[0].unsqueeze(-1)
-        taken = -gradient * weights
-        if taken.dim() > log_shares.dim():  # several values for each row
-            gradient = gradient.sum(0)
-            neighbours, taken = (leaf.movedim(0, -2).flatten(-2) for leaf in (neighbours, taken))
-        return log_shares.exp().mul_(gradient).scatter_add_(-1, neighbours, taken), None, None
+        found = log_shares.exp().mul_(gradient)
+        return found.scatter_add_(-1, neighbours, -gradient * weights), None, None

@@ -124,11 +124,8 @@ class WorldModel:
     def imagine(self, actor: Any, states: Mapping[str, Tensor], draws: Tensor, choices: Tensor) -> Dream:
         """Let an actor act from states [B, ...] for as many steps as there is noise.
 
-        Gradients, where they are enabled, pass through actions and states, and reach the actor, not the model. Without
-        them states are of the type to compute in: nobody reads them in another.
+        Gradients, where they are enabled, pass through actions and states, and reach the actor, not the model.
         """
-        if not torch.is_grad_enabled():
-            states = {name: leaf.to(self.dtype) for name, leaf in states.items()}
         features, actions = [self._read(states)], []
         weights = self.rssm.constants(self.dtype)  # cast once, not at every step
         actor_weights = None if torch.is_grad_enabled() else actor.constants(self.dtype)

@@ -24,12 +24,12 @@ def _gate_places(num_entries, SIZE: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl
 
 
 @jit
-def _gate_values(gates, biases, at, first, inside, update_bias, WIDTH: tl.constexpr, BIASED: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
+def _gate_values(gates, biases, at, first, inside, update_bias, WIDTH: tl.constexpr, SCANNED: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803
     """Return reset, candidate before reset, and update; they come block by block, in this order."""
     reset = tl.load(gates + at, mask=inside, other=0.0).to(tl.float32)
     raw = tl.load(gates + at + WIDTH, mask=inside, other=0.0).to(tl.float32)
     update = tl.load(gates + at + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32) + update_bias
-    if BIASED:
+    if SCANNED:
         reset += tl.load(biases + first, mask=inside, other=0.0).to(tl.float32)
         raw += tl.load(biases + first + WIDTH, mask=inside, other=0.0).to(tl.float32)
         update += tl.load(biases + first + 2 * WIDTH, mask=inside, other=0.0).to(tl.float32)
@@ -59,13 +59,12 @@ def _gate(  # type: ignore[no-untyped-def]
     update_bias,
     SIZE: tl.constexpr,  # noqa: N803
     WIDTH: tl.constexpr,  # noqa: N803
-    BIASED: tl.constexpr,  # noqa: N803
     SCANNED: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
     entries, inside, row, first = _gate_places(num_entries, SIZE, WIDTH, BLOCK)
     at = row * (3 * SIZE) + first
-    reset, raw, update = _gate_values(gates, biases, at, first, inside, update_bias, WIDTH, BIASED)
+    reset, raw, update = _gate_values(gates, biases, at, first, inside, update_bias, WIDTH, SCANNED)
     state = tl.load(states + entries, mask=inside, other=0.0).to(tl.float32)
     if SCANNED:
         state *= tl.load(keeps + row, mask=inside, other=0.0)
@@ -94,13 +93,12 @@ def _gate_backward(  # type: ignore[no-untyped-def]
     update_bias,
     SIZE: tl.constexpr,  # noqa: N803
     WIDTH: tl.constexpr,  # noqa: N803
-    BIASED: tl.constexpr,  # noqa: N803
     SCANNED: tl.constexpr,  # noqa: N803
     BLOCK: tl.constexpr,  # noqa: N803
 ):
     entries, inside, row, first = _gate_places(num_entries, SIZE, WIDTH, BLOCK)
     at = row * (3 * SIZE) + first
-    reset, raw, update = _gate_values(gates, biases, at, first, inside, update_bias, WIDTH, BIASED)
+    reset, raw, update = _gate_values(gates, biases, at, first, inside, update_bias, WIDTH, SCANNED)
     state = tl.load(states + entries, mask=inside, other=0.0).to(tl.float32)
     gradient = tl.load(gradients + entries, mask=inside, other=0.0).to(tl.float32)
     if SCANNED:
@@ -249,6 +247,7 @@ class Step(NamedTuple):
 
     keeps: Tensor  # [B]: 0 where an episode begins and the state before is forgotten, else 1
     next_keeps: Tensor  # [B]: the same, of the next step
+    biases: Tensor  # [3 * D]: of the gates
 
 
 class PassedStates(NamedTuple):
@@ -284,22 +283,13 @@ class CodeGradients(NamedTuple):
 
 
 def gate(
-    gates: Tensor,
-    biases: Tensor | None,
-    states: Tensor,
-    width: int,
-    update_bias: float,
-    answers: Tensor,
-    passed: PassedStates | None = None,
+    gates: Tensor, states: Tensor, width: int, update_bias: float, answers: Tensor, passed: PassedStates | None = None
 ) -> None:
-    """Fill `answers` with new states [..., D] from gates [..., 3 * D] that come in blocks of `width` entries.
-
-    `biases` [3 * D] are added to the gates.
-    """
-    step, copies, masked = passed or (Step(states, states), states, states)
+    """Fill `answers` with new states [..., D] from gates [..., 3 * D] that come in blocks of `width` entries."""
+    step, copies, masked = passed or (Step(states, states, states), states, states)
     _gate[(triton.cdiv(states.numel(), _BLOCK),)](
         gates,
-        gates if biases is None else biases,
+        step.biases,
         states,
         step.keeps,
         answers,
@@ -310,7 +300,6 @@ def gate(
         update_bias,
         SIZE=states.shape[-1],
         WIDTH=width,
-        BIASED=biases is not None,
         SCANNED=passed is not None,
         BLOCK=_BLOCK,
     )
@@ -318,7 +307,6 @@ def gate(
 
 def gate_backward(
     gates: Tensor,
-    biases: Tensor | None,
     states: Tensor,
     gradients: Tensor,
     width: int,
@@ -327,11 +315,11 @@ def gate_backward(
     more: StateGradients | None = None,
 ) -> None:
     """Fill `answers` with the gradients of gates and states; in a scan as if nothing had been forgotten."""
-    step, read, later, later_read = more or (Step(states, states), states, states, states)
+    step, read, later, later_read = more or (Step(states, states, states), states, states, states)
     of_gates, of_states = answers
     _gate_backward[(triton.cdiv(states.numel(), _BLOCK),)](
         gates,
-        gates if biases is None else biases,
+        step.biases,
         states,
         step.keeps,
         gradients,
@@ -345,7 +333,6 @@ def gate_backward(
         update_bias,
         SIZE=states.shape[-1],
         WIDTH=width,
-        BIASED=biases is not None,
         SCANNED=more is not None,
         BLOCK=_BLOCK,
     )

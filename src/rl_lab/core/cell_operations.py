@@ -9,23 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rl_lab.core.cell_kernels import CodeGradients, Normed, PassedCodes, PassedStates, StateGradients
+from rl_lab.core.cell_kernels import CodeGradients, Normed, PassedCodes, PassedStates, StateGradients, Step
 
 
 def gate(
-    gates: Tensor,
-    biases: Tensor | None,
-    states: Tensor,
-    width: int,
-    update_bias: float,
-    answers: Tensor,
-    passed: PassedStates | None = None,
+    gates: Tensor, states: Tensor, width: int, update_bias: float, answers: Tensor, passed: PassedStates | None = None
 ) -> None:
     """Fill `answers` with new states [..., D] from gates [..., 3 * D] that come in blocks of `width` entries."""
     state = states.float()
     if passed is not None:
         state = state * passed.step.keeps.unsqueeze(-1)
-    _, _, update, candidate = _opened(gates, biases, width, update_bias)
+    _, _, update, candidate = _opened(gates, width, update_bias, None if passed is None else passed.step)
     torch.lerp(_blocks(state, width), candidate, update, out=candidate)
     mixed = candidate.view(states.shape)
     answers.copy_(mixed)
@@ -36,7 +30,6 @@ def gate(
 
 def gate_backward(
     gates: Tensor,
-    biases: Tensor | None,
     states: Tensor,
     gradients: Tensor,
     width: int,
@@ -50,7 +43,7 @@ def gate_backward(
         state = state * more.step.keeps.unsqueeze(-1)
         passed = (more.later + more.later_read).mul_(more.step.next_keeps.unsqueeze(-1))
         gradient = passed.add_(gradient).add_(more.read)
-    reset, raw, update, candidate = _opened(gates, biases, width, update_bias)
+    reset, raw, update, candidate = _opened(gates, width, update_bias, None if more is None else more.step)
     of_reset, of_raw, of_update = _apart(answers[0], width)
     taken = update.mul(_blocks(gradient, width))
     kept = torch.sub(gradient, taken.view(gradient.shape), out=answers[1])
@@ -132,11 +125,9 @@ def activate_backward(
     return gradient, of_bias, of_scale
 
 
-def _opened(
-    gates: Tensor, biases: Tensor | None, width: int, update_bias: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _opened(gates: Tensor, width: int, update_bias: float, step: Step | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return reset, candidate before reset, update, and candidate, in blocks; all but the second the caller's own."""
-    reset, raw, update = _apart(gates.float() if biases is None else gates.float() + biases, width)
+    reset, raw, update = _apart(gates.float() if step is None else gates.float() + step.biases, width)
     reset, update = reset.sigmoid(), (update + update_bias).sigmoid_()
     candidate = (reset * raw).mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0)  # torch's tanh takes five times as long
     return reset, raw, update, candidate

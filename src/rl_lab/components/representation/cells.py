@@ -19,7 +19,6 @@ from rl_lab.components.layers import (
     Normalization,
     SharedBlockLinear,
     Tape,
-    writes_out,
 )
 from rl_lab.core.ranges import Count
 
@@ -93,9 +92,6 @@ class BlockGRU(nn.Module):
         seen = deter if tape is None else deter.to(tape.dtype)  # once for both layers that read it
         shared = torch.cat([self.from_deter(seen, None, tape), self.from_stoch(stoch, None, tape)], -1)
         hidden = self.hidden_norm.activated(self.hidden(seen, shared, ahead, tape), self._activation, tape=tape)
-        if tape is not None and writes_out(hidden, tape):  # the biases are added where the gates are read
-            gates, biases = self.gates.products(hidden, tape), tape.weights[self.gates.key][1]
-            return mix(gates, biases, deter, self.deter // self.num_blocks, self.update_bias)
         return gated(deter, self.gates(hidden, tape), self.num_blocks, self.update_bias)
 
 
@@ -112,7 +108,7 @@ def gated(deter: Tensor, gates: Tensor, num_blocks: int, update_bias: float) -> 
     """
     # On a CPU autograd goes back through the operations below as fast.
     if fuses(gates) or (is_written_out(gates) and not torch.is_grad_enabled()):
-        return mix(gates, None, deter, deter.shape[-1] // num_blocks, update_bias)
+        return mix(gates, deter, deter.shape[-1] // num_blocks, update_bias)
     blocks = gates.unflatten(-1, (num_blocks, -1)).chunk(3, -1)
     reset, candidate, update = (block.flatten(-2) for block in blocks)
     candidate = (reset.sigmoid() * candidate).tanh()

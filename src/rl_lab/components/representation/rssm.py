@@ -170,8 +170,7 @@ class RSSM(nn.Module):
         """Move on by an action [..., A] without an observation; with `weights`, as if they were the parameters."""
         tape = None if weights is None else Tape(weights)
         deter = self.cell(state["deter"], state["stoch"], self.cell.ahead(actions, tape), tape)
-        stoch = self.variable.sample(self.prior(deter, tape), draws)
-        return {"deter": deter, "stoch": stoch.to(deter.dtype)}
+        return {"deter": deter, "stoch": self.variable.sample(self.prior(deter, tape), draws)}
 
     def features(self, state: Mapping[str, Tensor]) -> Tensor:
         """Return what heads and controllers read of a state: [..., num_features]."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rl_lab.components.fused import is_written_out, pieces
-from rl_lab.components.layers import EPSILON, Dense, Linear, ScanLayer, as_blocks, cast_weights
+from rl_lab.components.layers import EPSILON, Dense, Linear, ScanLayer, cast_weights
 from rl_lab.components.representation.cells import BlockGRU
 from rl_lab.components.representation.variables import Categoricals
 from rl_lab.core.cell_kernels import (
@@ -152,9 +152,9 @@ def _forth(parts: Parts, given: Given, weights: Any) -> tuple[tuple[Tensor, Tens
             hidden[t], None, *weights[cell.hidden_norm.key], eps, Normed(*(leaf[t] for leaf in kept.hidden))
         )
         torch.bmm(_blocks(kept.hidden.answers[t], cell), gate_weight, out=_blocks(kept.gates[t], cell))
-        step = Step(keeps[t], keeps[t + 1])
+        step = Step(keeps[t], keeps[t + 1], gate_bias)
         passed = PassedStates(step, kept.read[t], kept.seen[t + 1])
-        step_by.gate(kept.gates[t], gate_bias, state, width, cell.update_bias, deters[t], passed)
+        step_by.gate(kept.gates[t], state, width, cell.update_bias, deters[t], passed)
         state = deters[t]
         fill(read, kept.read[t], posterior_weight.T)
         normed_now = Normed(*(leaf[t] for leaf in kept.posterior))
@@ -199,7 +199,7 @@ def _back(
     read, active = torch.empty_like(kept.read[0]), torch.empty_like(kept.posterior.answers[0])
     hidden, shared = torch.empty_like(kept.hidden.answers[0]), torch.empty_like(kept.shared.answers[0])
     for t in reversed(range(num_steps)):
-        step = Step(keeps[t], keeps[t + 1])
+        step = Step(keeps[t], keeps[t + 1], gate_bias)
         rows, more = logits[t].view(-1, variable.num_classes), CodeGradients(step, of_parameters[t], of_codes[t + 1])
         step_by.sample_backward(rows, of_stochs[t], variable.unimix, of_logits[t], more)
         fill(active, of_logits[t], output)
@@ -208,7 +208,7 @@ def _back(
         fill(read, of_posterior[1][t], posterior_weight)
         state, width = deters[t - 1] if t else given.deter, size // cell.num_blocks
         others, found = StateGradients(step, read, of_state[t + 1], of_seen[t + 1]), (of_gates[t], of_state[t])
-        step_by.gate_backward(kept.gates[t], gate_bias, state, of_deters[t], width, cell.update_bias, found, others)
+        step_by.gate_backward(kept.gates[t], state, of_deters[t], width, cell.update_bias, found, others)
         torch.bmm(_blocks(of_gates[t], cell), gate_weight.transpose(1, 2), out=_blocks(hidden, cell))
         normalized, roots = kept.hidden.normalized[t], kept.hidden.roots[t]
         step_by.norm_silu_backward(hidden, hidden_scale, normalized, roots, at(of_hidden, t))
@@ -240,4 +240,5 @@ def _back(
 
 
 def _blocks(rows: Tensor, cell: Any) -> Tensor:
-    return as_blocks(rows, cell.num_blocks)
+    """Return rows [B, G * width] as blocks [G, B, width], without a copy."""
+    return rows.unflatten(-1, (cell.num_blocks, -1)).transpose(0, 1)
