@@ -71,8 +71,8 @@ class DreamerWorkflow(Workflow):
         self.update_count = torch.zeros((), dtype=torch.int64, device=self._device)
         self.exploration = as_schedule(self.exploration).to(self._device)
         self._explores = self.exploration.start > 0 or self.exploration.end > 0
-        dtype, free = getattr(torch, self.precision), (self.free_nats, self.free_average)
-        self._model = WorldModel(self.rssm, self.decoder, self.reward, self.continuation, self.gamma, dtype, *free)
+        dtype, parts = getattr(torch, self.precision), (self.rssm, self.decoder, self.reward, self.continuation)
+        self._model = WorldModel(*parts, self.gamma, dtype, self.free_nats, self.free_average)
         self._behaviour = Behaviour(
             self._model,
             self.actor,
@@ -89,8 +89,8 @@ class DreamerWorkflow(Workflow):
             dream_rows=self.dream_rows,
         )
         self._at_once = AtOnce(self._device)
-        self._weights = {"dynamics": self.dynamics_weight, "representation": self.representation_weight}
-        self._weights |= {"continue": self.continue_weight, "replay_value": self.replay_value_weight}
+        weighed = ("dynamics", "representation", "continue", "replay_value")
+        self._weights = {name: getattr(self, f"{name}_weight") for name in weighed}
 
     def initial_state(self, num_envs: int) -> Tree:
         """Return the latent state, and the last action, of an episode that begins."""
