@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_lab.components.dreams import curves, filmstrip, inspect_world_model
+from rl_lab.components.dreams import inspect_world_model
 from rl_lab.components.predictions import UnitNormal
 from rl_lab.components.representation.rssm import Observed
 from rl_lab.components.representation.variables import Gaussians
@@ -53,7 +53,10 @@ class Look:
     def __call__(self, features):
         return {"observation": features}
 
-    def loss(self, predictions, observations):
+    def targets(self, observations):
+        return {"observation": observations}
+
+    def errors(self, predictions, observations):
         return (predictions["observation"] - observations).square().sum(-1)
 
     def decode(self, features):
@@ -92,7 +95,7 @@ def walk(seed=0):
     )
 
 
-def look(drift, end=lambda features: torch.ones_like(features)):
+def look(drift, end=lambda features: torch.full_like(features, 0.9)):
     model = WorldModel(Walk(drift), Look(), Constant(lambda x: x), Constant(end), 0.9, torch.float32)
     return inspect_world_model(
         walk(),
@@ -106,9 +109,26 @@ def look(drift, end=lambda features: torch.ones_like(features)):
 def test_a_right_model_makes_no_error():
     found = look(0.0).metrics
     assert {f"open_loop_error_{k}" for k in (1, 5, 10, 15, 30, 50)} <= found.keys()
-    assert all(value == pytest.approx(0.0, abs=1e-9) for name, value in found.items() if name.startswith("open_loop"))
+    wrong = {name for name in found if name.startswith("open_loop")} - {
+        "open_loop_reward_observed",
+        "open_loop_reward_correlation",
+    }
+    assert all(found[name] == pytest.approx(0.0, abs=1e-6) for name in wrong)
+    assert found["open_loop_reward_correlation"] == pytest.approx(1.0)
+    assert found["unchanged_error_1"] == pytest.approx(1.0)  # every step of the walk is one long
+    assert found["unchanged_error_50"] > 5.0
     assert found["termination_missed"] == 1.0
     assert found["termination_false"] == 0.0
+    assert found["termination_observed"] == pytest.approx(len(LENGTHS) / sum(LENGTHS))
+    assert "termination_correlation" not in found  # what the model says of ends does not vary
+
+
+def test_ends_are_calibrated_by_their_chance():
+    def half_of_them(features):  # the continuation, of which the discount 0.9 is a part
+        return torch.full_like(features, 0.9 * 0.5)
+
+    found = look(0.0, end=half_of_them).metrics
+    assert found["termination_bias"] == pytest.approx(0.5 - found["termination_observed"])
 
 
 def test_a_wrong_model_is_more_wrong_the_further_it_looks():
@@ -116,32 +136,36 @@ def test_a_wrong_model_is_more_wrong_the_further_it_looks():
     for k in (1, 5, 10, 15, 30, 50):
         assert found[f"open_loop_error_{k}"] == pytest.approx((0.1 * k) ** 2, rel=1e-3)
     assert found["open_loop_reward_error"] > 1.0
+    assert found["open_loop_reward_bias"] == pytest.approx(found["open_loop_reward_error"], rel=1e-5)  # always too far
+
+
+def test_values_are_compared_with_what_came_after_them():
+    """A critic that knows the walk: where an episode is cut, its last value completes the returns before it."""
+    trajectory = walk()
+    values = torch.zeros(trajectory.shape)
+    following = torch.full_like(values[0], 7.0)  # what the world would have gone on to bring
+    for t in reversed(range(len(values))):
+        inside = trajectory["valid"][t]
+        following = torch.where(inside, trajectory.rewards[t] + 0.9 * following, following)
+        values[t] = following
+    cut = trajectory.with_columns(terminated=torch.zeros_like(trajectory.terminated))
+    model = WorldModel(Walk(0.0), Look(), Constant(lambda x: x), None, 0.9, torch.float32)
+    found = inspect_world_model(
+        cut,
+        model,
+        from_replay=lambda actions: actions,
+        value=lambda features: values,
+        generator=torch.Generator().manual_seed(0),
+    )
+    assert found.metrics["value_bias"] == pytest.approx(0.0, abs=1e-5)
+    assert found.metrics["value_correlation"] == pytest.approx(1.0)
+    assert {"value_calibration", "reward_calibration", "dream"} == found.pictures.keys()
 
 
 def test_the_picture_of_vectors_shows_context_and_dream():
     pictures = look(0.5).pictures
     assert pictures["dream"].dtype == torch.uint8
     assert pictures["dream"].shape[2] == 3
-
-
-def test_a_filmstrip_has_three_rows_and_marks_what_was_seen():
-    true = torch.randint(0, 256, (20, 3, 8, 8), dtype=torch.uint8)
-    picture = filmstrip(true, true, num_context=5, num_frames=10)
-    height, width = 3 * (8 * 8 + 6), 10 * (8 * 8 + 4)
-    assert picture.shape == (height, width, 3)
-    rows = picture.view(3, height // 3, 10, width // 10, 3)
-    assert torch.equal(rows[0, 4:-2], rows[1, 4:-2])
-    assert (rows[2, 4:-2, :, 2:-2] == 0).all()  # no difference
-    assert not torch.equal(rows[0, 1, 0, 4], rows[0, 1, -1, 4])  # seen, dreamed
-    assert filmstrip(true[:3, :1], true[:3, :1], 1).shape[2] == 3
-
-
-def test_curves_of_equal_vectors_lie_on_each_other():
-    true = torch.randn(12, 8)
-    blue = torch.tensor([49, 110, 181], dtype=torch.uint8)
-    same = curves(true, true, 4)
-    assert same.shape[0] == 6 * 48
-    assert (same == blue).all(-1).any()
 
 
 @pytest.mark.parametrize("paper", PAPERS)

@@ -8,7 +8,6 @@ import torch
 from rl_lab.components import inspection
 from rl_lab.components.inspection import (
     calibration,
-    calibration_picture,
     inspect_latent_model,
     planner_improvement,
     prediction_errors,
@@ -128,25 +127,12 @@ def test_calibration_against_numpy_and_where_nothing_varies():
     random = torch.Generator().manual_seed(1)
     observed = torch.randn(200, generator=random)
     predicted = 3.0 * observed + torch.randn(200, generator=random) + 5.0
-    found = calibration(predicted, observed)
+    found = calibration("value", predicted, observed)
     assert found["value_bias"] == pytest.approx((predicted - observed).mean().item())
     assert found["value_observed"] == pytest.approx(observed.mean().item())
     expected = torch.corrcoef(torch.stack([predicted, observed]))[0, 1].item()
     assert found["value_correlation"] == pytest.approx(expected, abs=1e-6)
-    assert calibration(torch.ones(5), observed[:5]).keys() == {"value_bias", "value_observed"}
-
-
-def test_the_picture_has_points_where_values_are():
-    observed, predicted = torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0])
-    picture = calibration_picture(predicted, observed, size=40)
-    assert picture.shape == (40, 40, 3)
-    assert picture.dtype == torch.uint8
-    point = torch.tensor(inspection._POINT, dtype=torch.uint8)
-    drawn = (picture == point).all(-1)
-    assert drawn[2, 2]  # observed low and predicted high: left and above
-    assert drawn[37, 37]
-    assert drawn.sum() == 18
-    calibration_picture(torch.zeros(3), torch.zeros(3), size=40)  # a single place is no error
+    assert calibration("value", torch.ones(5), observed[:5]).keys() == {"value_bias", "value_observed"}
 
 
 def model(termination=None):

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rl_lab.build import build_experiment
-from rl_lab.components.dreams import filmstrip
+from rl_lab.components.drawings import filmstrip
 from rl_lab.composition import load_experiment
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.environment import build_environments

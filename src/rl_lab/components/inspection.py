@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_lab.components.drawings import calibration_picture
 from rl_lab.components.planners.rollout import Dynamics, Reward, Termination, rollout_dynamics_multi_step
 from rl_lab.core.batch import Batch, Tree, tree_map
 from rl_lab.core.workflow import Inspection, Metrics
@@ -16,8 +17,6 @@ NUM_STARTS = 512  # of windows and of values, spread over all episodes; the same
 NUM_PLANS = 32
 NUM_POLICY_ROLLOUTS = 8  # from each start
 MAX_TAIL = 0.5  # largest share of a return-to-go that may be the model's own guess
-PICTURE_SIZE = 240
-_PAPER, _LINE, _POINT = (248, 249, 251), (148, 158, 174), (49, 110, 181)
 
 Encode = Callable[[Tree], Tensor]  # observations -> latents
 Value = Callable[[Tensor], Tensor]  # latents -> values
@@ -68,7 +67,7 @@ def inspect_latent_model(
     latents = encode(tree_map(lambda leaf: leaf[rows, columns], trajectory.observations))
     predicted = action_values(latents, trajectory.actions[rows, columns]).mean(0)
     observed = returns[rows, columns]
-    metrics |= calibration(predicted, observed)
+    metrics |= calibration("value", predicted, observed)
     metrics["value_tail"] = tails[rows, columns].mean().item()
     return Inspection(metrics, {"value_calibration": calibration_picture(predicted, observed)})
 
@@ -191,25 +190,11 @@ def returns_to_go(
     return returns, tails
 
 
-def calibration(predicted: Tensor, observed: Tensor) -> Metrics:
-    """Return the mean of predicted minus observed values beside the latter, and their correlation where both vary."""
-    metrics = {"value_bias": (predicted - observed).mean().item(), "value_observed": observed.mean().item()}
-    left, right = (predicted - predicted.mean()).double(), (observed - observed.mean()).double()
+def calibration(name: str, predicted: Tensor, observed: Tensor) -> Metrics:
+    """Return the mean of predicted minus observed numbers beside the latter, and their correlation where both vary."""
+    metrics = {f"{name}_bias": (predicted - observed).mean().item(), f"{name}_observed": observed.mean().item()}
+    left, right = (numbers.double() - numbers.double().mean() for numbers in (predicted, observed))
     scale = left.norm() * right.norm()
     if scale > 1e-9:
-        metrics["value_correlation"] = ((left * right).sum() / scale).item()
+        metrics[f"{name}_correlation"] = ((left * right).sum() / scale).item()
     return metrics
-
-
-def calibration_picture(predicted: Tensor, observed: Tensor, size: int = PICTURE_SIZE) -> Tensor:
-    """Draw predicted (upwards) against observed values (to the right); on the diagonal they agree."""
-    both = torch.stack([observed, predicted]).cpu().double()
-    low, high = both.min(), both.max()
-    at = ((both - low) / (high - low).clamp(min=1e-9) * (size - 5)).round().long() + 2  # two pixels of margin
-    picture = torch.tensor(_PAPER, dtype=torch.uint8).repeat(size, size, 1)
-    line = torch.arange(2, size - 2)
-    picture[size - 1 - line, line] = torch.tensor(_LINE, dtype=torch.uint8)
-    for down in (-1, 0, 1):
-        for right in (-1, 0, 1):
-            picture[size - 1 - at[1] + down, at[0] + right] = torch.tensor(_POINT, dtype=torch.uint8)
-    return picture

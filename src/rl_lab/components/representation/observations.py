@@ -130,19 +130,26 @@ class ObservationDecoder(nn.Module):
             predictions |= dict(zip(self.images, images.split(channels, -3), strict=True))
         return predictions
 
-    def loss(self, predictions: Mapping[str, Tensor], observations: Tree) -> Tensor:
-        """Return squared errors per entry, summed over everything that was observed."""
+    def targets(self, observations: Tree) -> dict[str, Tensor]:
+        """Return what is to be predicted of observations, by name."""
         seen = observations if isinstance(observations, Mapping) else {ONLY: observations}
-        total = None
-        for name, predicted in predictions.items():
-            if name in self.images:
-                error = (predicted - seen[name].float() / 255.0).square().sum((-3, -2, -1))
-            else:
-                assert self.vector is not None
-                error = (predicted - self.vector.target(seen[name].float())).square().sum(-1)
-            total = error if total is None else total + error
-        assert total is not None
-        return self.weight * total
+        targets = {name: seen[name].float() / 255.0 for name in self.images}
+        if self.vector is not None:
+            targets |= {name: self.vector.target(seen[name].float()) for name in self.vectors}
+        return targets
+
+    def errors(self, predictions: Mapping[str, Tensor], observations: Tree) -> Tensor:
+        """Return squared errors, summed over everything that was observed."""
+        targets = self.targets(observations)
+        found = [
+            (predicted - targets[name]).square().sum((-3, -2, -1) if name in self.images else -1)
+            for name, predicted in predictions.items()
+        ]
+        return sum(found[1:], found[0])
+
+    def loss(self, predictions: Mapping[str, Tensor], observations: Tree) -> Tensor:
+        """Return the weighed errors."""
+        return self.weight * self.errors(predictions, observations)
 
     def decode(self, features: Tensor) -> Tree:
         """Return the observations that features mean: images uint8, vectors in their own units."""
