@@ -116,6 +116,9 @@ def test_percentile_scale(floor_first):
         average += 0.25 * ((max(reach, 1.0) if floor_first else reach) - average)
         assert scale.average.item() == pytest.approx(average, rel=1e-4)
         assert scale.value.item() == pytest.approx(max(average, 1.0), rel=1e-4)
+    scale.update(torch.tensor([0.0, float("nan"), 1.0]))  # a step that is skipped leaves nothing behind
+    scale.update(torch.tensor([0.0, float("inf"), float("-inf")]))
+    assert scale.average.item() == pytest.approx(average, rel=1e-4)
     assert "average" in scale.state_dict()
 
 

@@ -125,6 +125,36 @@ def test_random_policy_setting():
     assert len(followed) == 50
 
 
+def collect_for(first, second):
+    """Run phases that collect for one buffer, then for another or for none, then for the first; return the first."""
+    sources = {"first": replay(min_size=1, capacity=200), "second": replay(min_size=1)}
+    sources["view"] = replay(min_size=1, capacity=None, ring=sources["first"].ring)
+    phases = [
+        Phase(f"{i}", hooks=(Hook("collect", 5),), buffer=name, duration_cycles=1)
+        for i, name in enumerate((first, second, first))
+    ]
+    collector = RolloutCollector(make_env("tiny/CartPole", 2), SeedTree(0))
+    assert len(list(training_loop(Recording(), PhaseScheduler(phases), collector, sources))) == 3
+    return sources["first"]
+
+
+def transitions(source):
+    """Return all transitions that the source may draw."""
+    return source.gather(np.unique(source.draw(1, 1000)))
+
+
+@pytest.mark.parametrize("elsewhere", ["second", None])
+def test_an_episode_does_not_go_on_over_steps_that_went_elsewhere(elsewhere):
+    batch = transitions(collect_for("first", elsewhere))
+    position, speed = batch.observations[:, 0], batch.observations[:, 1]
+    torch.testing.assert_close(batch.next_observations[:, 0], position + 0.02 * speed, rtol=0, atol=1e-5)
+    assert batch.truncated.sum() == 2  # where the first phase stopped, in both environments
+
+
+def test_an_episode_goes_on_where_another_source_views_the_same_rows():
+    assert not transitions(collect_for("first", "view")).truncated.any()
+
+
 def test_a_workflow_may_collect_itself():
     class Own(Recording):
         def collect_step(self, step, *, phase):

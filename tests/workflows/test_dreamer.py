@@ -9,6 +9,7 @@ from rl_lab.build import build_parts
 from rl_lab.composition import compose, parse_config
 from rl_lab.core import noise
 from rl_lab.core.batch import Batch
+from rl_lab.core.capture import HookCapture
 from rl_lab.core.errors import UserError
 from rl_lab.core.phase import Hook, Phase
 from rl_lab.core.schedules import Linear
@@ -19,7 +20,7 @@ from rl_lab.data.sources import ReplaySource
 from rl_lab.environment import fill_dims
 from rl_lab.envs.make import make_env
 from rl_lab.envs.world import World
-from rl_lab.orchestration.loop import training_loop
+from rl_lab.orchestration.loop import run_hook, training_loop
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from tests.workflows.dreamers import DETER, PAPERS, build
 from tests.workflows.test_probes import GAMMA, VALUES
@@ -199,6 +200,32 @@ FIELDS = ("observations", "actions", "rewards", "terminated", "truncated")
 
 def flags(batch):
     return {name: batch[name] for name in ("is_first", "is_last")}
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_step_that_is_not_finite_leaves_nothing_behind(captured):
+    """Neither in the weights, nor in running statistics, nor in the latents that replay keeps."""
+    workflow, _, source = collected()
+    encode, found = workflow.rssm.encode, []
+    capture = HookCapture(lambda: [], deferred=True) if captured else None
+
+    def update():
+        given = (Hook("update_agent", source="data"), PHASE, workflow, None, {"data": source})
+        run_hook(*given, on_nonfinite=lambda what, batch: found.append(what), capture=capture)
+        if workflow.model_optimizer.nonfinite:  # where updates are captured it is for the host to look
+            found.append("by the flag")
+            workflow.model_optimizer.nonfinite.zero_()
+        return bytes(source.ring.extras["deter"])
+
+    before = bytes(source.ring.extras["deter"])
+    workflow.rssm.encode = lambda seen: encode(seen) * float("nan")
+    assert update() == before
+    assert len(found) == 1
+    workflow.rssm.encode = encode
+    assert update() != before
+    assert len(found) == 1
+    for part in (workflow.rssm, workflow.critic, workflow.slow_critic, workflow.return_scale):
+        assert all(leaf.isfinite().all() for leaf in part.state_dict().values())
 
 
 def test_an_update_refreshes_the_stored_latents():

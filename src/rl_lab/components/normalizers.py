@@ -31,10 +31,10 @@ class PercentileScale(nn.Module):
 
     @torch.no_grad()
     def update(self, values: Tensor) -> None:
-        """Move the average towards the range of these values."""
+        """Move the average towards the range of these values; one that is not finite is passed over."""
         low, high = torch.quantile(values.detach().float().flatten(), self.levels)
         spread = (high - low).clamp(min=1.0) if self.floor_first else high - low
-        self.average.lerp_(spread, self.rate)
+        self.average.lerp_(torch.where(spread.isfinite(), spread, self.average), self.rate)
 
 
 class RunningNormalizer(nn.Module):

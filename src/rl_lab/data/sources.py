@@ -32,6 +32,7 @@ class Source(Protocol):
     draw_ahead: bool  # whether several batches may be drawn before the first of them is used
     min_size: int  # decisions that must have been added before it is ready
     captures: bool  # whether `gather` and `write` stay on the device, so that a graph can hold them
+    ring: Ring | None  # the rows that it draws from, which several sources may view
 
     @property
     def ready(self) -> bool:
@@ -114,6 +115,7 @@ class StreamSource:
     draw_ahead = True
     min_size = 1
     captures = False  # the rollout is another one every time
+    ring = None
 
     def __init__(self, num_envs: int, generator: np.random.Generator, device: str) -> None:
         self.num_envs, self.generator, self.device = num_envs, generator, torch.device(device)

@@ -105,6 +105,7 @@ def _collect(
     else:
         act = workflow.act if capture is None else capture.act(workflow.act)
         follow = workflow.follow if phase.settings.get("policy") == "random" else None
+        _end_elsewhere(sources, hook.source)
         results = [collector.collect(act, hook.times, follow=follow)]
     steps = env_steps = episodes = 0
     for result in results:
@@ -123,6 +124,14 @@ def _collect(
         sources[hook.source].add(trajectory)
     metrics = mean_metrics([result.metrics for result in results])
     return Event(hook.name, phase.name, steps=steps, episodes=episodes, env_steps=env_steps, metrics=metrics)
+
+
+def _end_elsewhere(sources: Mapping[str, Any], fed: str | None) -> None:
+    """End running episodes in every replay that does not get what is collected now: there they do not go on."""
+    ring = None if fed is None else sources[fed].ring
+    for source in sources.values():
+        if source.ring is not None and source.ring is not ring:
+            source.close_open()
 
 
 def _collect_step(workflow: Workflow, step: int, phase: Phase) -> CollectResult:
@@ -163,15 +172,19 @@ def _captured_update(
     assert hook.source is not None
     source = sources[hook.source]
 
+    def update(batch: Batch) -> Answer:
+        metrics, columns = _answer(method(batch, phase=phase))
+        return metrics, _unless_failed(workflow, batch, columns)
+
     def from_rows(rows: torch.Tensor) -> Answer:
         batch = source.gather(rows)
-        metrics, columns = _answer(method(batch, phase=phase))
+        metrics, columns = update(batch)
         if columns:
             source.write(batch.rows, columns)
         return metrics, {}
 
     def from_columns(columns: Mapping[str, Any]) -> Answer:
-        return _answer(method(Batch(**columns), phase=phase))
+        return update(Batch(**columns))
 
     if source.captures:  # gathering belongs to the graph; all rows go to the device in one copy
         for drawn in _draws(source, hook.times):
@@ -183,6 +196,18 @@ def _captured_update(
             if columns:
                 source.write(batch.rows, columns)
     return Event(hook.name, phase.name, updates=hook.times, metrics=_captured_metrics(capture))
+
+
+def _unless_failed(workflow: Workflow, batch: Batch, columns: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the columns to write; those that the batch has where a step was not finite, which no host decides."""
+    flags = [optimizer.nonfinite for optimizer in workflow.optimizers()]
+    if not flags:
+        return dict(columns)
+    failed = torch.stack(flags).amax() > 0
+    return {
+        name: torch.where(failed, batch[name].to(column.dtype), column) if name in batch else column
+        for name, column in columns.items()
+    }
 
 
 def _captured_metrics(capture: HookCapture) -> Metrics:

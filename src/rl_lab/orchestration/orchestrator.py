@@ -181,6 +181,7 @@ class Orchestrator:
         """Write a checkpoint of everything. A disk that refuses is waited for, unless the save is required."""
         self._saved_at = time.monotonic()
         self._saved_steps = self.counters.agent_steps
+        self.check_captured()
         self._refuse_nonfinite_weights()  # a checkpoint never holds one
         try:
             self._check_space()

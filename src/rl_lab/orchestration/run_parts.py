@@ -63,10 +63,10 @@ class AgentParts:
         self.workflow.set_state(state["workflow_custom"])
 
     def nonfinite_part(self) -> str | None:
-        """Return the name of a part, target networks included, with a weight that is not finite."""
+        """Return the name of a part, target networks included, with a weight or a statistic that is not finite."""
         own = {name: getattr(self.workflow, name) for name in self.workflow.checkpointed}
         for name, module in {**self.components, **self.controllers, **own}.items():
-            if isinstance(module, nn.Module) and not all_finite(module.parameters()):
+            if isinstance(module, nn.Module) and not all_finite(module.state_dict().values()):
                 return name
         return None
 
