@@ -274,6 +274,22 @@ CASES = {
         "environment.kwargs.siez",
         ["nearest:  size"],
     ),
+    "whole windows for a recurrent model": (
+        ["dreamer_cartpole", "buffer.mode=whole", "buffer.online=false"],
+        "buffer.mode",
+        ["running windows of at least 3", "set it to running"],
+    ),
+    "a replay without running windows": (
+        ["dreamer_cartpole", "buffer=prioritized", "~buffer.online"],
+        "buffer.mode",
+        [],
+    ),
+    "a window without a step to learn from": (
+        ["dreamer_cartpole", "buffer.window=2"],
+        "buffer.window",
+        ["at least 3 rows"],
+    ),
+    "no windows": (["tdmpc2_swingup", "buffer.window=null"], "buffer.window", ["whole windows"]),
     "min_size above capacity": (["dqn_cartpole", "buffer.min_size=200000"], "buffer.min_size", ["capacity is 100000"]),
     "a window longer than the ring": (
         ["dqn_cartpole", "buffer.capacity=10", "buffer.min_size=1", "buffer.window=50"],

@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from rl_lab.buffers import build_sources
-from rl_lab.checks import check_data_sets, check_hooks, check_parts, check_phase, optimizer_field
+from rl_lab.checks import check_data_sets, check_hooks, check_parts, check_phase, check_windows, optimizer_field
 from rl_lab.composition import parse_config, resolve
 from rl_lab.config import RunConfig
 from rl_lab.core.batch import Tree, tree_map
@@ -66,6 +66,7 @@ def build_experiment(
     workflow = build_workflow(config, {**components, **controllers}, optimizers, seeds, device, allow)
     for i, phase in enumerate(phases):
         check_hooks(phase, i, workflow, sources)
+    check_windows(config, phases, workflow, sources)
     with ExitStack() as opened:
         environments = build_environments(config.environment, num_envs, allow, render=render)
         opened.callback(environments.close)

@@ -13,7 +13,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.phase import Phase
 from rl_lab.core.workflow import Workflow, declared_fields
 from rl_lab.data.offline import OfflineSource
-from rl_lab.data.sources import Source, StreamSource
+from rl_lab.data.sources import ReplaySource, Source, StreamSource
 
 MAX_COLLECTED = 10**8  # decisions in one collection, which is held in memory as a whole
 
@@ -175,6 +175,32 @@ def check_hooks(phase: Phase, index: int, workflow: Workflow, sources: Mapping[s
                 remedy="use buffer=stream",
             )
     _check_settings(phase, key, workflow)
+
+
+def check_windows(config: RunConfig, phases: Sequence[Phase], workflow: Workflow, sources: Mapping[str, Any]) -> None:
+    """Refuse buffers whose windows are not of the kind, or shorter than, the workflow learns from."""
+    mode, shortest = workflow.window_mode, workflow.shortest_window
+    if mode is None:
+        return
+    learning = [
+        (hook.source or phase.buffer)
+        for phase in phases
+        for hook in phase.hooks
+        if hook.is_update and workflow.takes_batch(hook.name)
+    ]
+    for name in dict.fromkeys(learning):
+        source = sources[name]
+        key = f"buffers.{name}" if name in config.buffers else "buffer"
+        cause = f"{type(workflow).__name__} learns from {mode} windows of at least {shortest} rows"
+        if not isinstance(source, ReplaySource):
+            raise UserError(
+                f"{cause}, which a {type(source).__name__} does not have", key=key, value=name, remedy="use a replay"
+            )
+        if source.running != (mode == "running"):
+            found = "running" if source.running else "whole"
+            raise UserError(cause, key=f"{key}.mode", value=found, valid=[mode], remedy=f"set it to {mode}")
+        if source.window is None or source.window < shortest:
+            raise UserError(cause, key=f"{key}.window", value=source.window, remedy=f"set it to {shortest} or more")
 
 
 def _check_settings(phase: Phase, key: str, workflow: Workflow) -> None:

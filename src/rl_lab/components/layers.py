@@ -274,7 +274,11 @@ class Norm(ScanLayer):
 
 
 class Dense(nn.Module):
-    """A linear map, a norm and an activation."""
+    """A linear map, a norm and an activation.
+
+    A norm right behind a few numbers lets their direction through, not how large they are. With `keeps_size` biases
+    begin as large as weights, as if a one stood beside the numbers, so that their size is kept, too.
+    """
 
     def __init__(
         self,
@@ -284,10 +288,13 @@ class Dense(nn.Module):
         activation: Activation = "silu",
         norm: Normalization = "rms",
         num_ahead: Natural = 0,
+        keeps_size: bool = False,
     ) -> None:
         super().__init__()
-        bias = norm != "layer"  # which has a shift of its own
+        bias = keeps_size or norm != "layer"  # which has a shift of its own
         self.linear = Linear(inputs, outputs, num_ahead=num_ahead, bias=bias, initialization=customary(norm))
+        if self.linear.bias is not None and keeps_size:
+            initialize(self.linear.bias, inputs, "truncated")
         self.norm = Norm(outputs, norm)
         self._activation = ACTIVATIONS[activation]
         self.is_plain = activation == "silu" and norm == "rms"
@@ -307,6 +314,7 @@ class Stack(nn.Module):
     """Dense layers of one width, and a plain linear map to the outputs if there are any.
 
     `output_scale` multiplies the initial weights of the last map: zero makes predictions begin at nothing.
+    `keeps_size` is that of the first layer.
     """
 
     def __init__(
@@ -319,10 +327,14 @@ class Stack(nn.Module):
         activation: Activation = "silu",
         norm: Normalization = "rms",
         output_scale: NonNegative = 1.0,
+        keeps_size: bool = False,
     ) -> None:
         super().__init__()
         sizes = [inputs, *[units] * num_layers]
-        self.layers = nn.ModuleList(Dense(a, b, activation=activation, norm=norm) for a, b in itertools.pairwise(sizes))
+        self.layers = nn.ModuleList(
+            Dense(a, b, activation=activation, norm=norm, keeps_size=keeps_size and i == 0)
+            for i, (a, b) in enumerate(itertools.pairwise(sizes))
+        )
         begin = customary(norm)
         self.output = Linear(sizes[-1], outputs, initialization=begin, scale=output_scale) if outputs else None
         self.outputs = outputs or sizes[-1]

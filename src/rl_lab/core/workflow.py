@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType, SimpleNamespace
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -137,6 +137,12 @@ class Workflow:
     checkpointed: ClassVar[Sequence[str]] = ()  # attributes saved besides components and optimisers
     known_settings: ClassVar[Sequence[str]] = ("policy",)  # keys that this workflow reads in phase.settings
     on_policy: ClassVar[bool] = False  # learns from the latest rollout only: its buffer must be a stream
+    window_mode: ClassVar[Literal["running", "whole"] | None] = None  # of the windows of replay that it must have
+
+    @property
+    def shortest_window(self) -> int:
+        """How many rows a window must have where `window_mode` is set."""
+        return 1
 
     def initialize(self, context: WorkflowContext) -> None:
         """Prepare what exists only at run time."""

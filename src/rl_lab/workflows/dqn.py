@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rl_lab.components.returns import fold_window
+from rl_lab.components.targets import move_target
 from rl_lab.core.batch import Batch, Tree
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
@@ -71,7 +72,7 @@ class DQNWorkflow(Workflow):
         else:
             loss = (F.smooth_l1_loss(q_values, targets, reduction="none") * weights).mean()
         metrics = self.optimizer.step({"td": loss})
-        self._move_target()
+        move_target(self._target, self._online, self.target_rate, self.update_count, self.target_every)
         metrics["q_mean"] = q_values.detach().mean()
         if weights is None:
             return metrics
@@ -84,13 +85,3 @@ class DQNWorkflow(Workflow):
             return next_values.amax(-1)
         best = self.q_network(successors).argmax(-1, keepdim=True)
         return next_values.gather(-1, best).squeeze(-1)
-
-    @torch.no_grad()
-    def _move_target(self) -> None:
-        self.update_count += 1
-        if self.target_every == 1:
-            torch._foreach_lerp_(self._target, self._online, self.target_rate)
-        else:
-            # Inside a captured graph no host decides, so the rate itself is zero between movements.
-            rate = self.target_rate * (self.update_count % self.target_every == 0).float()
-            torch._foreach_lerp_(self._target, self._online, [rate] * len(self._target))

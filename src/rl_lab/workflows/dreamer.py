@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rl_lab.components.behaviour import Behaviour, as_batch
 from rl_lab.components.dreams import inspect_world_model
+from rl_lab.components.targets import move_target
 from rl_lab.components.world_model import Seen, WorldModel, refreshed
 from rl_lab.core.at_once import AtOnce
 from rl_lab.core.batch import Batch, Tree, tree_map
@@ -61,6 +62,7 @@ class DreamerWorkflow(Workflow):
     precision: Literal["float32", "bfloat16"] = "float32"  # given by `training.precision`; a scan casts weights once
 
     checkpointed = ("slow_critic", "update_count")
+    window_mode = "running"
 
     def __post_init__(self) -> None:
         if (self.actor_optimizer is None) != (self.critic_optimizer is None):
@@ -91,6 +93,11 @@ class DreamerWorkflow(Workflow):
         self._at_once = AtOnce(self._device)
         weighed = ("dynamics", "representation", "continue", "replay_value")
         self._weights = {name: getattr(self, f"{name}_weight") for name in weighed}
+
+    @property
+    def shortest_window(self) -> int:
+        """One row of context, one to learn from, and one more where the critic learns what a step brought."""
+        return 3 if self.replay_value_weight else 2
 
     def initial_state(self, num_envs: int) -> Tree:
         """Return the latent state, and the last action, of an episode that begins."""
@@ -187,12 +194,5 @@ class DreamerWorkflow(Workflow):
         states = tree_map(Tensor.detach, seen.observed.states)
         return refreshed(batch, self.rssm.pack(states)) if self.stored_latents else {}
 
-    @torch.no_grad()
     def _move_slow_critic(self) -> None:
-        self.update_count += 1
-        if self.slow_every == 1:
-            torch._foreach_lerp_(self._slow, self._online, self.slow_rate)
-        else:
-            # Inside a captured graph no host decides, so the rate itself is zero between movements.
-            rate = self.slow_rate * (self.update_count % self.slow_every == 0).float()
-            torch._foreach_lerp_(self._slow, self._online, [rate] * len(self._slow))
+        move_target(self._slow, self._online, self.slow_rate, self.update_count, self.slow_every)

@@ -51,6 +51,7 @@ class TDMPCWorkflow(Workflow):
     padded: bool = False  # windows may end with their episode; what follows an end then counts for nothing
 
     checkpointed = ("target_critics",)
+    window_mode = "whole"
     pure = ("_model_losses", "_target_values", "_policy_values")  # methods without chance, which may be compiled
 
     def __post_init__(self) -> None:

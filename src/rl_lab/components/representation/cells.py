@@ -71,12 +71,13 @@ class BlockGRU(nn.Module):
         num_blocks: Count = 8,
         activation: Activation = "silu",
         norm: Normalization = "rms",
+        keeps_size: bool = False,  # of actions: see Dense
     ) -> None:
         super().__init__()
         self.deter, self.stoch, self.action, self.num_blocks = deter, stoch, action, num_blocks
         self.from_deter = Dense(deter, units, activation=activation, norm=norm)
         self.from_stoch = Dense(stoch, units, activation=activation, norm=norm)
-        self.from_action = Dense(action, units, activation=activation, norm=norm)
+        self.from_action = Dense(action, units, activation=activation, norm=norm, keeps_size=keeps_size)
         self.hidden = SharedBlockLinear(deter, 2 * units, units, deter, num_blocks)
         self.hidden_norm = Norm(deter, norm)
         self.gates = BlockLinear(deter, 3 * deter, num_blocks)

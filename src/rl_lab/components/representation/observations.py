@@ -17,7 +17,10 @@ ONLY = "observation"  # the name of an observation that is not a dict
 
 
 class VectorEncoder(nn.Module):
-    """A stack of dense layers on vectors, which `symlog` may compress first."""
+    """A stack of dense layers on vectors, which `symlog` may compress first.
+
+    `keeps_size`: a norm behind the first layer lets the direction of a vector through, not its length ('Dense').
+    """
 
     def __init__(
         self,
@@ -27,10 +30,11 @@ class VectorEncoder(nn.Module):
         symlog: bool = True,
         activation: Activation = "silu",
         norm: Normalization = "rms",
+        keeps_size: bool = False,
     ) -> None:
         super().__init__()
         self.symlog = symlog
-        self.network = Stack(inputs, 0, units, num_layers, activation=activation, norm=norm)
+        self.network = Stack(inputs, 0, units, num_layers, activation=activation, norm=norm, keeps_size=keeps_size)
         self.outputs = units
 
     def forward(self, vectors: Tensor) -> Tensor:
