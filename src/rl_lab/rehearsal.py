@@ -114,8 +114,8 @@ def _check_actions(
             f"but the environment wants {'indices' if discrete else 'real numbers'} of shape {list(shape)}",
             key=section,
             value=list(actions.shape),
-            remedy="discrete actions need an actor such as categorical, continuous ones one such as gaussian; "
-            "either has the size ${_dims.action}",
+            remedy="discrete actions need an actor such as categorical, or the policy OneHot; "
+            "continuous ones gaussian, or the policy BoundedNormal; each has the size ${_dims.action}",
         )
     if discrete and not ((actions >= 0) & (actions < num_actions)).all():
         raise UserError(

@@ -18,6 +18,14 @@ def test_a_filmstrip_has_three_rows_and_marks_what_was_seen():
     assert filmstrip(true[:3, :1], true[:3, :1], 1).shape[2] == 3
 
 
+def test_of_stacked_frames_the_newest_is_shown():
+    grey = torch.randint(0, 256, (2, 4, 64, 64), dtype=torch.uint8)
+    colours = torch.randint(0, 256, (2, 6, 64, 64), dtype=torch.uint8)
+    shown = filmstrip(grey, grey, 1)[4:68, 2:66]
+    assert torch.equal(shown, grey[0, 3, :, :, None].expand(-1, -1, 3))
+    assert torch.equal(filmstrip(colours, colours, 1)[4:68, 2:66], colours[0, 3:].permute(1, 2, 0))
+
+
 def test_curves_of_equal_vectors_lie_on_each_other():
     true = torch.randn(12, 8)
     blue = torch.tensor([49, 110, 181], dtype=torch.uint8)

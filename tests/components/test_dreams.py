@@ -159,6 +159,7 @@ def test_values_are_compared_with_what_came_after_them():
     )
     assert found.metrics["value_bias"] == pytest.approx(0.0, abs=1e-5)
     assert found.metrics["value_correlation"] == pytest.approx(1.0)
+    assert 0.0 < found.metrics["value_tail"] < 0.5
     assert {"value_calibration", "reward_calibration", "dream"} == found.pictures.keys()
 
 

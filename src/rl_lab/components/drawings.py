@@ -48,8 +48,8 @@ def filmstrip(true: Tensor, decoded: Tensor, num_context: int, num_frames: int =
 
 
 def _as_colours(images: Tensor) -> Tensor:
-    """Return images [F, C, H, W] with three channels: the newest of several frames, or grey."""
-    return images[:, -3:] if images.shape[1] >= 3 else images[:, -1:].expand(-1, 3, -1, -1)
+    """Return images [F, C, H, W] with three channels: the newest of several frames, which are grey if C is no three."""
+    return images[:, -3:] if images.shape[1] % 3 == 0 else images[:, -1:].expand(-1, 3, -1, -1)
 
 
 def curves(true: Tensor, decoded: Tensor, num_context: int, max_entries: int = 6, height: int = 48) -> Tensor:

@@ -46,9 +46,9 @@ def inspect_world_model(
     metrics: Metrics = {"latent_use": model.rssm.variable.usage(observed.posterior[valid])}
     metrics |= _end_metrics(trajectory, model, observed.states, codes, generator)
     pictures = {}
-    predicted, returned = _known_returns(trajectory, value(features), model.gamma)
+    predicted, returned, tails = _known_returns(trajectory, value(features), model.gamma)
     if len(returned):
-        metrics |= calibration("value", predicted, returned)
+        metrics |= calibration("value", predicted, returned) | {"value_tail": tails.mean().item()}
         pictures["value_calibration"] = calibration_picture(predicted, returned)
     enough = _starts(valid)
     if not enough.any():
@@ -113,8 +113,11 @@ def _open_loop(
     return torch.stack(found)
 
 
-def _known_returns(trajectory: Batch, values: Tensor, discount: float) -> tuple[Tensor, Tensor]:
-    """Return values and what was returned from there on, of the steps for which that is known well enough."""
+def _known_returns(trajectory: Batch, values: Tensor, discount: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return values, and what was returned from there on, of the steps for which that is known well enough.
+
+    The third answer is the share of each return that is the critic's own guess.
+    """
     valid = trajectory["valid"]
     last, episodes = last_rows(valid)
     ended = trajectory.terminated[last, episodes]
@@ -123,7 +126,7 @@ def _known_returns(trajectory: Batch, values: Tensor, discount: float) -> tuple[
     before[last, episodes] &= ended
     returns, tails = returns_to_go(trajectory.rewards, trajectory.terminated, before, guess, discount)
     known = before & (tails <= MAX_TAIL)
-    return values[known], returns[known]
+    return values[known], returns[known], tails[known]
 
 
 def _end_metrics(

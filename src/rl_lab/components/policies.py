@@ -15,13 +15,21 @@ from torch import Tensor
 from rl_lab.components.distributions import LOG_ROOT_TWO_PI
 from rl_lab.components.representation.variables import Categoricals, one_hot
 from rl_lab.core import noise
+from rl_lab.core.errors import UserError
 from rl_lab.core.ranges import Count, Positive, Range, Unit
 
 
 class OneHot:
     """Discrete actions as one-hot codes with straight-through gradients; `unimix` of them are drawn uniformly."""
 
-    def __init__(self, action: Annotated[int, Range(2, 256)], unimix: Unit = 0.01) -> None:
+    def __init__(self, action: Annotated[int, Range(1, 256)], unimix: Unit = 0.01) -> None:
+        if action == 1:
+            raise UserError(
+                "there is nothing to choose among one action; continuous ones need another policy",
+                key="action",
+                value=action,
+                remedy="set _target_ of this policy to rl_lab.components.policies.BoundedNormal",
+            )
         self.action, self.sizes = action, (action,)  # of the parameters: logits
         self._code = Categoricals(1, action, unimix)
 

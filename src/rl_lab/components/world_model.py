@@ -102,7 +102,7 @@ class WorldModel:
             "dynamics": dynamics,
             "representation": representation,
         }
-        if self.continuation is not None:  # the discount is part of what is predicted, and is applied nowhere else
+        if self.continuation is not None:  # the discount is part of what is predicted: dreams apply it nowhere else
             losses["continue"] = self.continuation.loss(continues, self.gamma * (~batch.terminated).float()).mean()
         return losses, metrics
 

@@ -55,11 +55,21 @@ class AtariGame(gymnasium.Env):
                 valid=LIFE_LOSS,
                 remedy="ignore goes on, end makes every life an episode",
             )
+        flags = {"grayscale": grayscale, "full_action_space": full_action_space, "clip_rewards": clip_rewards}
+        for name, value in flags.items():
+            if not isinstance(value, bool):
+                raise UserError(
+                    f"{name} must be true or false",
+                    key=f"environment.kwargs.{name}",
+                    value=value,
+                    remedy="write true or false",
+                )
         if isinstance(max_noops, bool) or not isinstance(max_noops, int) or max_noops < 0:
             raise UserError(
                 "max_noops must be a whole number of at least 0", key="environment.kwargs.max_noops", value=max_noops
             )
-        if not isinstance(repeat_action_probability, (int, float)) or not 0.0 <= repeat_action_probability <= 1.0:
+        chance = repeat_action_probability
+        if isinstance(chance, bool) or not isinstance(chance, (int, float)) or not 0.0 <= chance <= 1.0:
             raise UserError(
                 "repeat_action_probability must be from 0 to 1",
                 key="environment.kwargs.repeat_action_probability",

@@ -71,7 +71,8 @@ def make_env(
     """Make `num_envs` environments that are stepped together, without autoreset.
 
     Observations are float32 vectors, uint8 [C, H, W] pictures or dicts of these; actions int64, or float32 in [-1, 1].
-    `max_episode_steps` replaces the environment's own limit, counts its steps (repeated ones too) and truncates.
+    `max_episode_steps` replaces the environment's own limit, counts its steps (repeated ones too) and truncates; that
+    of the control suite it can only shorten.
     `resize` is a side or (height, width). `render` is for Gymnasium environments; our worlds always draw.
     An id with a colon imports a module, whose top package must be in `allow`.
     `workers` processes step the environments (0: this one), for such as need more than 200 microseconds a step; one
