@@ -30,6 +30,20 @@ def test_direct_training_learns_and_prints_progress(capsys):
     assert sum(returns) / len(returns) > 150
 
 
+def test_dreamer_learns_in_a_plain_loop_and_dreams(capsys):
+    example = loaded("dreamer_in_a_loop")
+    before = torch.random.get_rng_state()
+    agent, returns = example.train(1_300)
+    torch.random.set_rng_state(before)
+    assert len(returns) > 20
+    first, last = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines())
+    assert last < 0.9 * first  # the loss
+    dreamed = example.dream(agent, horizon=7)
+    assert dreamed.shape == (7, 4)
+    assert dreamed.isfinite().all()
+    assert dreamed[0].abs().max() < 1.0  # an episode begins near the middle
+
+
 @pytest.fixture(scope="module")
 def functional():
     return loaded("functional_training_example")

@@ -216,3 +216,25 @@ def test_predictions_have_their_minimum_at_the_truth():
         losses = prediction.loss(outputs, torch.full((16_001,), truth))
         assert prediction.mean(outputs)[losses.argmin()].item() == pytest.approx(truth, rel=1e-2)
     assert UnitNormal().loss(torch.tensor([[2.0]]), torch.tensor([0.0])).item() == 2.0
+
+
+@pytest.mark.parametrize(("part", "missing"), [(ObservationEncoder, "image"), (ObservationDecoder, "vector")])
+def test_a_part_that_observations_need_is_missed_by_its_name(part, missing):
+    shapes = {"camera": [3, 16, 16], "joints": 5}
+    sizes = (shapes,) if part is ObservationEncoder else (FEATURES, shapes)
+    given = VECTOR if part is ObservationEncoder else BACK
+    with pytest.raises(UserError) as caught:
+        part(*sizes, **{name: value for name, value in given.items() if name != missing})
+    assert caught.value.key == missing
+    only = {"image": [3, 16, 16], "vector": 5}["vector" if missing == "image" else "image"]
+    sizes = (only,) if part is ObservationEncoder else (FEATURES, only)
+    part(*sizes, **{name: value for name, value in given.items() if name != missing})  # which nothing needs here
+
+
+@pytest.mark.parametrize("keeps_size", [False, True])
+def test_a_norm_behind_few_numbers_hides_how_large_they_are_unless_biases_keep_it(keeps_size):
+    torch.manual_seed(0)
+    encoder = VectorEncoder(2, units=32, num_layers=1, symlog=False, keeps_size=keeps_size)
+    small, large = encoder(torch.tensor([[0.2, -0.1], [0.8, -0.4]]))
+    apart = (large - small).abs().mean() / large.abs().mean()
+    assert apart > 0.3 if keeps_size else apart < 0.02

@@ -99,6 +99,14 @@ def test_act_state_is_reset_where_an_episode_ended():
         expected = torch.where(batch.dones[t], 0, expected + 1)
 
 
+def test_a_state_whose_beginning_is_unknown_is_refused():
+    def keeps(observations, state=None, **_):
+        return Act(torch.zeros(len(observations), dtype=torch.int64), torch.zeros(len(observations), 1))
+
+    with pytest.raises(ValueError, match=r"initial_state=workflow\.initial_state"):
+        make_collector().collect(keeps, 1)
+
+
 def test_random_actions_keep_extras_and_state_and_leave_the_act_stream_alone():
     options = {"initial_state": {"count": torch.zeros(3, dtype=torch.int64)}}
     collector = make_collector("tiny/CartPole", **options)

@@ -103,6 +103,11 @@ class RolloutCollector:
                 extras[name][t] = column
             if said.state is not None:
                 self.state = tree_map(Tensor.clone, said.state)
+                if self._initial_state is None:
+                    raise ValueError(
+                        "this policy keeps a state, but the Collector does not know how an episode begins; "
+                        "give it initial_state=workflow.initial_state(num_envs)"
+                    )
             self._actions.append(taken)
             successor, reward, ended, cut, info = self.environments.step(taken)
             rewards[t], terminated[t], truncated[t] = reward, ended, cut

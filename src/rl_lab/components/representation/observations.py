@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from rl_lab.components.layers import Activation, Normalization, Stack
 from rl_lab.components.twohot import symexp, symlog
 from rl_lab.core.batch import Tree
+from rl_lab.core.errors import UserError
 from rl_lab.core.ranges import Count, NonNegative
 
 Shape = Count | Sequence[Count]  # a vector's length, or [C, H, W]
+Part = Callable[..., nn.Module]
 ONLY = "observation"  # the name of an observation that is not a dict
 
 
@@ -78,13 +80,13 @@ class ObservationEncoder(nn.Module):
     def __init__(
         self,
         inputs: Shape | Mapping[str, Shape],
-        vector: Callable[..., nn.Module],  # vector(inputs=12), such as a partial VectorEncoder
-        image: Callable[..., nn.Module],  # image(inputs=[3, 64, 64]), such as a partial PooledEncoder
+        vector: Part | None = None,  # vector(inputs=12), such as a partial VectorEncoder
+        image: Part | None = None,  # image(inputs=[3, 64, 64]), such as a partial PooledEncoder
     ) -> None:
         super().__init__()
         self.vectors, self.images = sort(inputs)
-        self.vector = vector(inputs=sum(self.vectors.values())) if self.vectors else None
-        self.image = image(inputs=joined_shape(self.images)) if self.images else None
+        self.vector = needed(vector, "vector")(inputs=sum(self.vectors.values())) if self.vectors else None
+        self.image = needed(image, "image")(inputs=joined_shape(self.images)) if self.images else None
         self.outputs = sum(part.outputs for part in (self.vector, self.image) if part is not None)
 
     def forward(self, observations: Tree) -> Tensor:
@@ -111,15 +113,16 @@ class ObservationDecoder(nn.Module):
         self,
         inputs: Count,
         outputs: Shape | Mapping[str, Shape],
-        vector: Callable[..., nn.Module],  # vector(inputs=512, outputs=12), such as a partial VectorDecoder
-        image: Callable[..., nn.Module],  # image(inputs=512, outputs=[3, 64, 64]), such as a partial PooledDecoder
+        vector: Part | None = None,  # vector(inputs=512, outputs=12), such as a partial VectorDecoder
+        image: Part | None = None,  # image(inputs=512, outputs=[3, 64, 64]), such as a partial PooledDecoder
         weight: NonNegative = 1.0,
     ) -> None:
         super().__init__()
         self.vectors, self.images = sort(outputs)
         self.single = not isinstance(outputs, Mapping)
-        self.vector = vector(inputs=inputs, outputs=sum(self.vectors.values())) if self.vectors else None
-        self.image = image(inputs=inputs, outputs=joined_shape(self.images)) if self.images else None
+        sizes, shapes = self.vectors.values(), self.images
+        self.vector = needed(vector, "vector")(inputs=inputs, outputs=sum(sizes)) if self.vectors else None
+        self.image = needed(image, "image")(inputs=inputs, outputs=joined_shape(shapes)) if self.images else None
         self.weight = weight
 
     def forward(self, features: Tensor) -> dict[str, Tensor]:
@@ -173,6 +176,15 @@ def sort(shapes: Shape | Mapping[str, Shape]) -> tuple[dict[str, int], dict[str,
     vectors = {name: shape for name, shape in named.items() if isinstance(shape, int)}
     images = {name: list(shape) for name, shape in named.items() if not isinstance(shape, int)}
     return vectors, images
+
+
+def needed(part: Part | None, kind: str) -> Part:
+    """Return the part for vectors or images, which must be there where observations have some."""
+    if part is None:
+        raise UserError(
+            f"the observations have a {kind}, and no part is given for it", key=kind, remedy="give one, as a partial"
+        )
+    return part
 
 
 def joined_shape(images: Mapping[str, Sequence[int]]) -> list[int]:
