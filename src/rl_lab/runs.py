@@ -193,6 +193,13 @@ def load_agent(
 
     `plan` makes an agent that has a planner use it or not; by default it acts as it was trained to.
     """
+    return restore_agent(folder, which=which, allow=allow, render=render, plan=plan)[0]
+
+
+def restore_agent(
+    folder: Path, *, which: str, allow: Sequence[str], render: bool, plan: bool | None
+) -> tuple[Experiment, Checkpoint]:
+    """Do what `load_agent` does, and return the checkpoint, too: there may be no best one yet."""
     composed = load_saved(require_run(folder), allow)
     if plan is not None:
         workflow = workflow_class(parse_config(composed), allow)
@@ -207,11 +214,12 @@ def load_agent(
     experiment = build_experiment(composed, folder, allow=allow, render=render)
     try:
         parts = experiment.parts()
-        set_weights(parts, saved_weights(experiment.checkpoints, folder, which, parts.max_bytes))
+        chosen = saved_weights(experiment.checkpoints, folder, which, parts.max_bytes)
+        set_weights(parts, chosen)
     except BaseException:
         experiment.close()
         raise
-    return experiment
+    return experiment, chosen
 
 
 def load_run(folder: Path, work: Path, overrides: Sequence[str] = (), *, allow: Sequence[str] = ()) -> Experiment:

@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs", nargs="+", type=Path, metavar="RUN", help="run folders, folders that hold them, or CSV files of curves"
     )
     parser.add_argument("--key", default=_DEFAULT_KEY, help=f"which metric (default {_DEFAULT_KEY})")
-    parser.add_argument("--plot", action="store_true", help="draw the mean over seeds instead of printing CSV")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture, a panel for each experiment")
+    parser.add_argument("--plot", action="store_true", help="draw the mean over seeds in the terminal instead of printing CSV")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture, a panel for each experiment, instead of CSV")
     parser.add_argument(
         "--published",
         type=Path,
@@ -60,9 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.svg.parent.mkdir(parents=True, exist_ok=True)
         arguments.svg.write_text(chart(_panels(curves, published), "env_steps", arguments.key))
         print(f"{arguments.svg}: {len({curve.name for curve in curves})} experiments, {len(curves)} runs")
-    elif arguments.plot:
+    if arguments.plot:
         print("\n".join(_drawn(curves, arguments.key)))
-    else:
+    elif arguments.svg is None:
         _print_csv(curves, arguments.key)
     return 0
 
@@ -219,9 +219,14 @@ def _drawn(curves: Sequence[Curve], key: str) -> list[str]:
         if merged:
             x, mean, low, high = merged[-1]
             best = max(entry[1] for entry in merged)
-            rows.append([name, str(len(finite)), short(x), *(f"{value:.1f}" for value in (mean, low, high, best))])
+            rows.append([name, str(len(finite)), short(x), *map(_number, (mean, low, high, best))])
     header = ["experiment", "runs", "env_steps", "last mean", "min", "max", "best mean"]
     return lines + table(header, rows, right=range(1, 7))
+
+
+def _number(value: float) -> str:
+    """Return a number with one decimal, or four significant digits where that is more."""
+    return f"{value:.1f}" if abs(value) >= 100.0 else f"{value:.4g}"
 
 
 def _interpolated(line: Sequence[Point], x: float) -> float:

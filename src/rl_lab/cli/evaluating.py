@@ -19,13 +19,15 @@ from rl_lab.core.batch import tree_map
 from rl_lab.core.capture import CapturedAct, device_stream
 from rl_lab.core.errors import UserError
 from rl_lab.core.workflow import Inspection
+from rl_lab.orchestration.checkpoint import BEST, Checkpoint
 from rl_lab.orchestration.evaluation import play_and_inspect
 from rl_lab.orchestration.files import Files
 from rl_lab.orchestration.pictures import png
-from rl_lab.runs import load_agent
+from rl_lab.runs import restore_agent
 
 _PLANNER = {None: (None,), "on": (True,), "off": (False,), "both": (True, False)}
 _WAYS = {None: "", True: "planner on", False: "planner off"}
+_COUNTS = {"agent_steps": "agent steps", "updates": "updates"}
 
 
 def evaluate(arguments: argparse.Namespace) -> int:
@@ -43,7 +45,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(result))
         return 0
-    print(f"{len(results[0]['returns'])} episodes of {results[0]['name']}")
+    print(f"{len(results[0]['returns'])} episodes of {results[0]['name']}, {_told(result)}")
     for plan, entry in zip(ways, results, strict=True):
         way = f"{_WAYS[plan]}: " if _WAYS[plan] else ""
         print(f"{way}return {entry['return_mean']:.2f} ± {entry['return_std']:.2f}, length {entry['length_mean']:.1f}")
@@ -63,7 +65,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
 def _play(arguments: argparse.Namespace, plan: bool | None, *, first: bool) -> tuple[dict[str, Any], Inspection]:
     """Play with one way to act; only the first is looked into and filmed."""
     gif = arguments.gif if first else None
-    experiment = load_agent(
+    experiment, checkpoint = restore_agent(
         arguments.run, which=arguments.checkpoint, allow=arguments.allow, render=gif is not None, plan=plan
     )
     workflow = experiment.workflow
@@ -96,6 +98,7 @@ def _play(arguments: argparse.Namespace, plan: bool | None, *, first: bool) -> t
         experiment.close()
     result: dict[str, Any] = {
         "name": experiment.config.experiment.name,
+        **_found(checkpoint),
         "episodes": len(returns),
         "return_mean": statistics.fmean(returns),
         "return_std": statistics.pstdev(returns),
@@ -103,6 +106,24 @@ def _play(arguments: argparse.Namespace, plan: bool | None, *, first: bool) -> t
         "returns": returns,
     }
     return result, inspection
+
+
+def _found(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return which checkpoint this is and what it had counted; None where its manifest tells no number."""
+    counters = checkpoint.manifest.get("counters")
+    counts = {name: counters.get(name) if isinstance(counters, Mapping) else None for name in _COUNTS}
+    which = "best" if checkpoint.path.name in BEST else "last"
+    return {"checkpoint": which} | {name: count if type(count) is int else None for name, count in counts.items()}
+
+
+def _told(result: Mapping[str, Any]) -> str:
+    """Say in words what `_found` found."""
+    counts = ", ".join(
+        f"{word} not recorded" if result[name] is None else f"{result[name]:,} {word}" for name, word in _COUNTS.items()
+    )
+    early = result["checkpoint"] == "best" and result["updates"] == 0
+    remark = " (nothing was learned before it; --checkpoint last takes the newest)" if early else ""
+    return f"{result['checkpoint']} checkpoint: {counts}{remark}"
 
 
 def difference(on: Mapping[str, Any], off: Mapping[str, Any]) -> tuple[float, float]:

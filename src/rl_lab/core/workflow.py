@@ -71,6 +71,12 @@ class Event:
     env_steps: int = 0  # frames of the simulator, action repeat included
 
 
+def check_horizon(horizon: int) -> None:
+    """Refuse to imagine nothing: every `imagine` asks this first."""
+    if horizon < 1:
+        raise ValueError(f"the horizon of imagination must be at least 1, not {horizon}")
+
+
 class WorldModelComponents(SimpleNamespace):
     """The components by name: `context.components.encoder`."""
 

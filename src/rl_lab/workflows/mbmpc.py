@@ -23,7 +23,7 @@ from rl_lab.core.errors import UserError
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.phase import Phase
 from rl_lab.core.ranges import NonNegative, Positive, Unit
-from rl_lab.core.workflow import Act, ActFunction, Metrics, Workflow, WorkflowContext
+from rl_lab.core.workflow import Act, ActFunction, Metrics, Workflow, WorkflowContext, check_horizon
 
 _CONTROLLER = ("policy", "critic", "policy_optimizer", "critic_optimizer")
 NEEDED = {  # by the hooks
@@ -147,6 +147,7 @@ class MBMPCWorkflow(Workflow):
 
     def imagine(self, *, horizon: int, **kwargs: Any) -> Batch:
         """Let the policy act in the model from `latents` [B, Z]: a [H, B] batch of latents."""
+        check_horizon(horizon)
         steps, actions = [kwargs["latents"]], []
         for _ in range(horizon):
             draws = noise.normal((len(steps[-1]), self.planner.action), steps[-1], self.generator)
