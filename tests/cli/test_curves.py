@@ -134,6 +134,25 @@ def test_plot_draws_the_mean_and_sums_up(tmp_path, capsys):
     assert text.splitlines()[-1].split() == ["ppo", "2", "2000", "450.0", "400.0", "500.0", "450.0"]
 
 
+def test_small_numbers_keep_their_digits(tmp_path, capsys):
+    make_run(tmp_path / "a", "ppo", 1, [0.0, 0.00981, 12345.67])
+    assert main(["curves", str(tmp_path), "--plot", "--key", "train/loss"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[3:] == ["0.1667", "0.1667", "0.1667", "0.5"]
+    assert main(["curves", str(tmp_path), "--plot"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[3:] == ["12345.7"] * 4
+
+
+def test_a_picture_and_a_plot_can_both_be_had(tmp_path, capsys):
+    make_run(tmp_path / "e/a", "ppo", 1, [20.0, 100.0])
+    assert main(["curves", str(tmp_path / "e"), "--plot", "--svg", str(tmp_path / "x.svg")]) == 0
+    text = capsys.readouterr().out
+    assert "1 experiments, 1 runs" in text
+    assert "ppo: eval/return_mean over env_steps" in text
+    assert (tmp_path / "x.svg").read_text().startswith("<svg")
+    assert main(["curves", str(tmp_path / "e"), "--svg", str(tmp_path / "x.svg")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
 def test_curves_need_no_torch_and_no_numpy(tmp_path):
     import subprocess
     import sys

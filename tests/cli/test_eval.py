@@ -1,13 +1,16 @@
 """rl-lab eval: planner on and off, what the model sees, pictures on demand, refusals."""
 
 import json
+import shutil
 import statistics
 
 import pytest
 from PIL import Image
 
 from rl_lab.cli import main
+from rl_lab.components.drawings import CALIBRATION_SIDE
 from tests.reliability.workloads import train
+from tests.security.artefacts import seal
 
 LONGER = ("environment.max_episode_steps=320", "workflow.gamma=0.8")  # so that values can be compared with returns
 
@@ -49,7 +52,43 @@ def test_what_the_model_sees_is_printed_and_drawn(runs, capsys):
     assert {f"consistency_error_{k}" for k in (1, 2, 3)} < seen.keys()
     assert {"value_bias", "value_tail", "planner_improvement", "reward_error"} < seen.keys()
     with Image.open(run / "dream" / "value_calibration.png") as picture:
-        assert picture.size == (240, 240)
+        assert min(picture.size) > CALIBRATION_SIDE  # and words around it
+
+
+def manifest(path):
+    return json.loads((path / "manifest.json").read_text())
+
+
+def test_the_answer_says_which_checkpoint_it_is_about(runs, capsys):
+    run = runs / "tdmpc2"
+    for which, path in (("best", run / "best"), ("last", max((run / "checkpoints").iterdir()))):
+        counters = manifest(path)["counters"]
+        found = evaluated(capsys, run, "--episodes", 1, "--checkpoint", which)
+        assert (found["checkpoint"], found["agent_steps"], found["updates"]) == (
+            which,
+            counters["agent_steps"],
+            counters["updates"],
+        )
+        assert main(["eval", str(run), "--episodes", "1", "--checkpoint", which]) == 0
+        told = f"{which} checkpoint: {counters['agent_steps']:,} agent steps, {counters['updates']:,} updates"
+        assert capsys.readouterr().out.splitlines()[0].endswith(told)
+
+
+def test_a_best_agent_that_has_learned_nothing_is_called_so(tmp_path, capsys):
+    assert main(train("dqn", tmp_path / "run", "buffer.min_size=120", "training.total_timesteps=100")) == 0
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path / "run"), "--episodes", "1"]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert " 0 updates (nothing was learned before it; --checkpoint last takes the newest)" in line
+    shutil.rmtree(tmp_path / "run" / "best")  # as before the first evaluation
+    assert evaluated(capsys, tmp_path / "run", "--episodes", 1)["checkpoint"] == "last"
+
+
+def test_counters_that_are_none_do_not_keep_an_agent_from_being_played(runs, tmp_path, capsys):
+    shutil.copytree(runs / "dqn", tmp_path / "run")
+    seal(tmp_path / "run" / "best", lambda facts: facts.update(counters="many"))
+    assert main(["eval", str(tmp_path / "run"), "--episodes", "1"]) == 0
+    assert "best checkpoint: agent steps not recorded, updates not recorded" in capsys.readouterr().out
 
 
 def test_evaluations_of_training_log_it_and_keep_pictures(runs):

@@ -278,6 +278,8 @@ def test_imagination_is_a_batch(paper):
     torch.testing.assert_close(dream["next_values"], critic.mean(critic(dream.next_observations)))
     rewards = workflow.reward.mean(workflow.reward(dream.next_observations))
     torch.testing.assert_close(dream.rewards, rewards)
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        workflow.imagine(horizon=0, states=states)
 
 
 def gradients(workflow, loss):

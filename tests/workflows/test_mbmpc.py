@@ -239,6 +239,8 @@ def test_imagination_is_a_batch():
     assert batch.actions.dtype == torch.int64
     assert tuple(batch["discounts"].shape) == (4, 5)
     assert batch["discounts"].max() <= GAMMA
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        workflow.imagine(horizon=0, latents=torch.randn(5, 3))
 
 
 def test_pets_needs_neither_policy_nor_critic():

@@ -117,6 +117,8 @@ def test_imagination_is_a_batch():
     assert torch.equal(batch.observations[0], latents)
     assert torch.equal(batch.observations[1:], batch.next_observations[:-1])
     assert batch["discounts"].max() <= GAMMA
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        workflow.imagine(horizon=0, latents=latents)
 
 
 def test_target_critics_start_equal_and_are_checkpointed():

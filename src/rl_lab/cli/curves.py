@@ -40,8 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs", nargs="+", type=Path, metavar="RUN", help="run folders, folders that hold them, or CSV files of curves"
     )
     parser.add_argument("--key", default=_DEFAULT_KEY, help=f"which metric (default {_DEFAULT_KEY})")
-    parser.add_argument("--plot", action="store_true", help="draw the mean over seeds in the terminal instead of printing CSV")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture, a panel for each experiment, instead of CSV")
+    parser.add_argument(
+        "--plot", action="store_true", help="draw the mean over seeds in the terminal instead of printing CSV"
+    )
+    parser.add_argument(
+        "--svg", type=Path, metavar="FILE", help="write a picture, a panel for each experiment, instead of CSV"
+    )
     parser.add_argument(
         "--published",
         type=Path,

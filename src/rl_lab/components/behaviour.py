@@ -14,7 +14,7 @@ from rl_lab.components.returns import td_lambda
 from rl_lab.components.world_model import Dream, Seen, WorldModel
 from rl_lab.core.batch import Batch, tree_map
 from rl_lab.core.errors import UserError
-from rl_lab.core.workflow import Metrics
+from rl_lab.core.workflow import Metrics, check_horizon
 
 
 @dataclass
@@ -48,6 +48,7 @@ class Behaviour:
 
     def imagine(self, states: Mapping[str, Tensor], horizon: int, generator: torch.Generator | None) -> Dream:
         """Let the actor act in the model from states [B, ...]."""
+        check_horizon(horizon)
         shape, like = (horizon, len(states["deter"])), states["deter"]
         draws = self.model.rssm.variable.draw(shape, like, generator)
         return self.model.imagine(self.actor, states, draws, self.actor.policy.draw(shape, like, generator))

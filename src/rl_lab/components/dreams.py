@@ -49,7 +49,7 @@ def inspect_world_model(
     predicted, returned, tails = _known_returns(trajectory, value(features), model.gamma)
     if len(returned):
         metrics |= calibration("value", predicted, returned) | {"value_tail": tails.mean().item()}
-        pictures["value_calibration"] = calibration_picture(predicted, returned)
+        pictures["value_calibration"] = calibration_picture(predicted, returned, "return")
     enough = _starts(valid)
     if not enough.any():
         return Inspection(metrics, pictures)
@@ -73,7 +73,7 @@ def inspect_world_model(
     predicted, brought = rewards[inside], trajectory.rewards[at - 1, columns][inside]
     metrics["open_loop_reward_error"] = (predicted - brought).abs().mean().item()
     metrics |= calibration("open_loop_reward", predicted, brought)
-    pictures["reward_calibration"] = calibration_picture(predicted, brought)
+    pictures["reward_calibration"] = calibration_picture(predicted, brought, "reward")
     length = int(inside[:, 0].sum())
     shown = [rows[0] - NUM_CONTEXT + 1 + i for i in range(NUM_CONTEXT)]
     before = features[torch.stack(shown), columns[0]]

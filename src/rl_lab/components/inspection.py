@@ -69,7 +69,7 @@ def inspect_latent_model(
     observed = returns[rows, columns]
     metrics |= calibration("value", predicted, observed)
     metrics["value_tail"] = tails[rows, columns].mean().item()
-    return Inspection(metrics, {"value_calibration": calibration_picture(predicted, observed)})
+    return Inspection(metrics, {"value_calibration": calibration_picture(predicted, observed, "return")})
 
 
 def spread_starts(mask: Tensor, num: int) -> tuple[Tensor, Tensor]:

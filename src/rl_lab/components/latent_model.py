@@ -20,6 +20,7 @@ from rl_lab.components.planners.rollout import rollout_dynamics_multi_step
 from rl_lab.components.returns import td_lambda
 from rl_lab.core import noise
 from rl_lab.core.batch import Batch
+from rl_lab.core.workflow import check_horizon
 
 
 @dataclass(eq=False)
@@ -98,6 +99,7 @@ class LatentModel:
 
     def imagine(self, latents: Tensor, horizon: int, discount: float, generator: torch.Generator | None) -> Batch:
         """Let the policy act from latents [B, Z]: a [H, B] batch whose observations are latents."""
+        check_horizon(horizon)
         steps, actions = [latents], []
         for _ in range(horizon):
             actions.append(self.policy.actions(steps[-1], self.draws(steps[-1], generator)))
