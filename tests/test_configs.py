@@ -24,7 +24,7 @@ from rl_lab.config import PACKAGE_CONFIGS
 from rl_lab.core.errors import UserError
 from rl_lab.environment import fill_dims
 from rl_lab.orchestration.loop import training_loop
-from rl_lab.runs import run_training
+from rl_lab.runs import resume_run, run_training
 from rl_lab.targets import resolve_target
 
 ROOT = Path(__file__).parents[1]
@@ -498,6 +498,22 @@ def test_train_from_python(elsewhere):
     assert saved["logging"]["every"] == 200
 
 
+def test_folders_may_be_texts_and_a_plus_before_a_key_is_allowed(elsewhere, capsys):
+    changes = {"training.total_timesteps": 256, "evaluation.episodes": 1}
+    rl_lab.train("ppo_cartpole", run_dir="run", **changes)
+    assert main(["resume", "run", "+training.total_timesteps=512", "++logging.every=64", "--quiet"]) == 0
+    assert resume_run("run", ["training.total_timesteps=768"], quiet=True).summary["agent_steps"] == 768
+    experiment = rl_lab.load_agent("run", which="last")
+    assert rl_lab.export_policy("run", "out")["name"] == "ppo_cartpole"
+    assert rl_lab.load_policy("out").card["name"] == "ppo_cartpole"
+    experiment.orchestrator("elsewhere").recorder.close()
+    experiment.close()
+    rl_lab.build_experiment(experiment.composed, "unwritten").close()
+    assert main(["resume", "run", "+evaluation.every=100"]) == 2
+    assert "evaluation.every: 10000 -> 100" in capsys.readouterr().err
+    assert compose(["experiment=ppo_cartpole", "+evaluation.every=100"]).evaluation.every == 100
+
+
 def test_parts_are_initialised_by_name_not_by_order():
     first = build_experiment(load_experiment("ppo_cartpole", {"seed": 1}), Path("unwritten"))
     again = build_experiment(load_experiment("ppo_cartpole", {"seed": 1, "environment.num_envs": 3}), Path("unwritten"))
@@ -556,7 +572,7 @@ def test_keys_may_be_written_as_errors_write_them():
 
 def test_override_of_a_saved_configuration():
     base = load_experiment("dqn_cartpole")
-    changed = override(base, ["training.total_timesteps=5", "training.phases.0.name=other", "logging.folder=x=y"])
+    changed = override(base, ["+training.total_timesteps=5", "training.phases.0.name=other", "logging.folder=x=y"])
     assert (changed.training.total_timesteps, changed.training.phases[0].name) == (5, "other")
     assert changed.logging.folder == "x=y"
     assert base.training.total_timesteps == 50_000

@@ -1,5 +1,6 @@
 """Wrong input gets one screen: the key, the value, the nearest valid name and what to do; exit code 2, nothing left."""
 
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from rl_lab.composition import compose, load_experiment
 from rl_lab.core.errors import UserError
 from rl_lab.core.optim import Optimizer
 from rl_lab.core.workflow import Act, Workflow
+from rl_lab.data.storage import HostStorage
 from rl_lab.instantiate import instantiate
 from rl_lab.runs import run_training
 from rl_lab.targets import resolve_target
@@ -234,9 +236,14 @@ CASES = {
     ),
     "more than a machine counts": (["dqn_cartpole", "workflow.target_every=1e30"], "workflow.target_every", ["finite"]),
     "negative learning rate": (
-        ["dqn_cartpole", "optimizers.agent.optimizer.lr=-1"],
-        "optimizers.agent.optimizer",
+        ["sac_pendulum", "optimizers.actor.optimizer.lr=-1"],
+        "optimizers.actor.optimizer",
         ["-1"],
+    ),
+    "a rate beside a schedule": (
+        ["dreamer_cartpole", "optimizers.model.optimizer.lr=1e-3"],
+        "optimizers.model.optimizer.lr",
+        ["never be used", "set optimizers.model.learning_rate"],
     ),
     "unknown argument of an optimiser": (
         ["dqn_cartpole", "optimizers.agent.optimizer.learning_rate=0.1"],
@@ -329,6 +336,11 @@ CASES = {
         ["mlp"],
     ),
     "wrong dims": (["dqn_cartpole", "_dims.observation=5"], "_dims.observation", ["has observation 4, not 5"]),
+    "an unknown size": (["dreamer_cartpole", "_dims.deterr=8"], "_dims.deterr", ["nearest:  deter"]),
+    "an unknown size, with a plus": (["dreamer_cartpole", "+_dims.deterr=8"], "_dims.deterr", ["nearest:  deter"]),
+    "a mapping with an unknown size": (["dreamer_cartpole", "+_dims={deterr: 8}"], "_dims.deterr", ["nearest:  deter"]),
+    "a size of another model": (["dreamer_cartpole", "_dims.head_units=8"], "_dims.head_units", ["nearest:  units"]),
+    "almost a size": (["dreamerv2_gridworld", "_dims.head_unit=8"], "_dims.head_unit", ["nearest:  head_units"]),
     "dims that are none": (["dqn_cartpole", "_dims=5"], "_dims", ["a mapping"]),
     "target outside the allowed packages": (
         ["dqn_cartpole", "components.q_network._target_=os.system"],
@@ -395,7 +407,26 @@ CASES = {
     "half an override": (["dqn_cartpole", "=3"], "command line", ["key=value"]),
     "too many environments": (["dqn_cartpole", "environment.num_envs=1e9"], "environment.num_envs", ["100,000"]),
     "too much memory": (["dqn_cartpole", "components.q_network.hidden=[1e15]"], "components.q_network", ["MLP"]),
-    "too large a buffer": (["dqn_cartpole", "buffer.capacity=1e18"], "buffer", ["ReplaySource"]),
+    "too large a buffer": (
+        ["dqn_cartpole", "buffer.capacity=1e18"],
+        "buffer.capacity",
+        ["5,000,000,000,000,000,005 bytes", "storage: disk"],
+    ),
+    "a buffer on no disk": (
+        ["dqn_cartpole", "buffer.storage=disk", "buffer.folder=/nowhere/x"],
+        "buffer.folder",
+        ["cannot be written", "'/nowhere/x'"],
+    ),
+    "images that cannot be halved": (
+        ["dreamerv3_gridworld", "environment.resize=[18,18]"],
+        "components.rssm.encoder.image.multipliers",
+        ["2 levels", "multiples of 4 pixels, not [3, 18, 18]", "environment.resize"],
+    ),
+    "images that are too small": (
+        ["dreamerv3_gridworld", "environment.resize=[2,2]"],
+        "components.rssm.encoder.image.multipliers",
+        ["multiples of 4 pixels, not [3, 2, 2]"],
+    ),
     "too long a collection": (
         ["dqn_cartpole", phases("{name: a, duration_cycles: 2, workflow_hooks: [{collect: 1e12}]}")],
         "training.phases[0].workflow_hooks[0].collect",
@@ -443,6 +474,75 @@ def test_a_dry_run_and_python_say_the_same(name, capsys):
     with pytest.raises(UserError) as caught:
         run_training(load_experiment(words[0], words[1:]), quiet=True)
     assert run == f"error: {caught.value}\n"
+
+
+def test_a_replay_that_memory_has_no_room_for(capsys, elsewhere, monkeypatch):
+    given = HostStorage._zeros
+
+    def little(self, shape, kind):  # some systems promise any amount, and end the process later
+        if math.prod(shape) * kind.itemsize > 2**30:
+            raise MemoryError
+        return given(self, shape, kind)
+
+    monkeypatch.setattr(HostStorage, "_zeros", little)
+    text = answer(["dreamerv3_gridworld", "buffer.capacity=1e7"], capsys)
+    assert "\n  key:      buffer.capacity\n" in text
+    assert f"{(10**7 + 8) * (3 * 16 * 16 + 4 + 8):,} bytes" in text
+    assert "storage: disk" in text
+    answer(["dqn_in_the_dream", "buffers.dreams.capacity=1e8"], capsys)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_choices_that_the_experiment_makes_useless_are_told(capsys):
+    def told(*words):
+        assert main(["train", *words, "--cfg", "job", "--package", "_dims"]) == 0
+        return capsys.readouterr().err
+
+    assert told("dreamer_cartpole", "model=dreamerv3_200m") == (
+        "warning: model=dreamerv3_200m changes only _dims.depth here: dreamer_cartpole states other values itself "
+        "(_dims.deter, _dims.units, _dims.variables, _dims.classes, ...); set them by key=value\n"
+    )
+    assert "model=dreamerv3_200m changes nothing here: " in told("dreamerv3_gridworld", "model=dreamerv3_200m")
+    assert "changes only algorithm.encoder_hidden here" in told("tdmpc2_pixels", "model=tdmpc2_48m")
+    assert told("dreamerv3_dmc", "model=dreamerv3_200m") == ""
+    assert told("dqn_cartpole", "components/q_network=dueling", "buffer=prioritized") == ""
+    assert told("ppo_cartpole", "environment=gridworld", "model=ppo_pixels") == ""
+    assert told("dqn_cartpole", "environment=cartpole") == ""  # what it is anyway
+    assert told("dreamer_cartpole", "_dims.deter=8") == ""
+
+
+def test_a_size_in_a_file_that_nothing_refers_to_is_told(capsys):
+    folder = Path("configs/experiment")
+    folder.mkdir(parents=True)
+    mine = "# @package _global_\ndefaults:\n  - ppo_cartpole\n  - _self_\n_dims:\n  latent: 8\n  hidden: 3\n"
+    (folder / "mine.yaml").write_text(mine + "algorithm: {a: '${add:${_dims.hidden},1}'}\n")
+    assert main(["train", "mine", "--cfg", "job"]) == 0
+    assert capsys.readouterr().err == "warning: nothing here refers to _dims.latent\n"
+    assert main(["train", "mine", "_dims.hidden=4", "--cfg", "job"]) == 0
+    assert "_dims.latent" in answer(["mine", "_dims.latent=4", "--cfg", "job"], capsys)
+
+
+def test_phases_that_never_begin_are_told(capsys):
+    words = ["train", "dreamerv1_gridworld", "--dry-run", "training.total_timesteps"]
+    assert main([*words[:-1], f"{words[-1]}=4000"]) == 0
+    expected = "warning: training.total_timesteps=4000 ends the run before these phases begin: training\n"
+    assert capsys.readouterr().err == expected
+    assert main([*words[:-1], f"{words[-1]}=4001"]) == 0
+    assert capsys.readouterr().err == ""
+    cut = load_experiment(
+        "ppo_cartpole",
+        [
+            phases(
+                "{name: a, duration_cycles: 2, workflow_hooks: [{collect: 16}]},"
+                "{name: b, duration_steps: 5, workflow_hooks: [{collect: 16}, update_controller]},"
+                "{name: c, type: eval_only, workflow_hooks: [evaluate]}"
+            ),
+            "training.total_timesteps=256",
+            "evaluation.episodes=1",
+        ],
+    )
+    run_training(cut, run_dir="run", quiet=True)
+    assert capsys.readouterr().err == expected.replace("4000", "256").replace("training\n", "b\n")
 
 
 @pytest.mark.parametrize("words", [["--run-dir", "{}"], ["logging.folder={}"]], ids=["run-dir", "folder"])

@@ -41,6 +41,7 @@ _PUBLIC = {
     "build_experiment": "rl_lab.build",
     "load_experiment": "rl_lab.composition",
     "train": "rl_lab.runs",
+    "load_agent": "rl_lab.runs",
     "export_policy": "rl_lab.policies",
     "load_policy": "rl_lab.policies",
 }

@@ -12,6 +12,7 @@ from typing import Any
 from rl_lab.config import RunConfig
 from rl_lab.core.errors import RunError, UserError
 from rl_lab.core.seeding import SeedTree
+from rl_lab.data.disk import DiskStorage
 from rl_lab.data.offline import SavedReplay
 from rl_lab.data.sources import ReplaySource, Source
 from rl_lab.instantiate import instantiate
@@ -50,7 +51,18 @@ def build_sources(
         if isinstance(node, Mapping) and "folder" not in node:
             given["folder"] = str(folder)
         sources[name] = instantiate(node, key, given=given, allow=allow, kind=Source)
+        if "folder" not in given:
+            _check_folder(sources[name], key)
     return sources
+
+
+def _check_folder(source: Source, key: str) -> None:
+    """Refuse a folder of the user's that cannot be written; that of the run is made later."""
+    if source.ring is not None and isinstance(source.ring.storage, DiskStorage):
+        try:
+            source.ring.storage.new_file().close()
+        except UserError as error:
+            raise error.under(key) from error
 
 
 def _shares(node: Any) -> bool:

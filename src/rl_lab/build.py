@@ -14,7 +14,15 @@ from omegaconf import DictConfig
 from torch import nn
 
 from rl_lab.buffers import build_sources
-from rl_lab.checks import check_data_sets, check_hooks, check_parts, check_phase, check_windows, optimizer_field
+from rl_lab.checks import (
+    check_data_sets,
+    check_hooks,
+    check_parts,
+    check_phase,
+    check_room,
+    check_windows,
+    optimizer_field,
+)
 from rl_lab.composition import parse_config, resolve
 from rl_lab.config import RunConfig
 from rl_lab.core.batch import Tree, tree_map
@@ -44,9 +52,10 @@ MAX_EVALUATION_ENVS = 10
 
 
 def build_experiment(
-    composed: DictConfig, folder: Path, *, allow: Sequence[str] = (), render: bool = False
+    composed: DictConfig, folder: str | Path, *, allow: Sequence[str] = (), render: bool = False
 ) -> Experiment:
     """Wire an experiment. Everything that can be known before the first step fails here."""
+    folder = Path(folder)
     composed = fill_dims(composed, allow)
     config = parse_config(composed)
     torch.set_num_threads(config.training.threads)
@@ -72,6 +81,7 @@ def build_experiment(
         opened.callback(environments.close)
         collector = RolloutCollector(environments, seeds, device=device, initial_state=workflow.initial_state(num_envs))
         check_data_sets(sources, environments, collector.observations)
+        check_room(config, sources, environments, collector.observations)
         counters = Counters()
         evaluator = build_evaluator(config, workflow, seeds, device, counters, allow, render)
         opened.callback(evaluator.collector.environments.close)

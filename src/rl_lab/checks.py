@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from rl_lab.config import RunConfig
-from rl_lab.core.batch import Tree, tree_map
+from rl_lab.core.batch import Tree, tree_leaves, tree_map
 from rl_lab.core.errors import UserError
 from rl_lab.core.phase import Phase
 from rl_lab.core.workflow import Workflow, declared_fields
 from rl_lab.data.offline import OfflineSource
 from rl_lab.data.sources import ReplaySource, Source, StreamSource
+from rl_lab.data.storage import HostStorage
 
 MAX_COLLECTED = 10**8  # decisions in one collection, which is held in memory as a whole
 
@@ -110,6 +115,26 @@ def check_phase(phase: Phase, index: int, sources: Mapping[str, Any], num_envs: 
     return phase
 
 
+def tell_phases_cut_off(phases: Sequence[Phase], total_timesteps: int | None, num_envs: int) -> None:
+    """Say which phases never begin because `total_timesteps` are collected before; that may be meant."""
+    cut_off, steps = [], 0
+    for phase in phases:
+        if total_timesteps is not None and phase.type == "online" and steps >= total_timesteps:
+            cut_off.append(phase.name)
+        in_cycle = num_envs * sum(hook.times for hook in phase.hooks if hook.name == "collect")
+        if phase.duration_steps is not None:
+            steps += math.ceil(phase.duration_steps / in_cycle) * in_cycle
+        elif phase.duration_cycles is not None:  # nobody knows how many steps a number of updates takes
+            steps += phase.duration_cycles * in_cycle
+    if cut_off:
+        print(
+            f"warning: training.total_timesteps={total_timesteps} ends the run before these phases begin: "
+            f"{', '.join(cut_off)}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
 def check_data_sets(sources: Mapping[str, Source], environments: Any, observations: Tree) -> None:
     """Refuse a data set whose observations or actions are not those of the environment."""
     space = environments.single_action_space
@@ -127,6 +152,24 @@ def check_data_sets(sources: Mapping[str, Source], environments: Any, observatio
                     value=column,
                     remedy="take the environment that the data come from",
                 )
+
+
+def check_room(config: RunConfig, sources: Mapping[str, Source], environments: Any, observations: Tree) -> None:
+    """Refuse replays that memory has no room for, were they only of what the environment says."""
+    seen = sum(leaf.nbytes // len(leaf) for leaf in tree_leaves(observations))
+    row_bytes = seen + 4 * math.prod(environments.single_action_space.shape) + 8  # and a reward and four flags
+    for name, source in sources.items():
+        ring = source.ring
+        if ring is None or ring.columns or type(ring.storage) is not HostStorage:
+            continue
+        try:
+            ring.zeros(torch.empty(1, row_bytes, dtype=torch.uint8), 1)  # memory is taken only where one writes
+        except UserError as error:
+            raise error.under(_key_of(config, name)) from error
+
+
+def _key_of(config: RunConfig, buffer: str) -> str:
+    return f"buffers.{buffer}" if buffer in config.buffers else "buffer"
 
 
 def _row(shape: Sequence[int], kind: Any) -> str:
@@ -190,7 +233,7 @@ def check_windows(config: RunConfig, phases: Sequence[Phase], workflow: Workflow
     ]
     for name in dict.fromkeys(learning):
         source = sources[name]
-        key = f"buffers.{name}" if name in config.buffers else "buffer"
+        key = _key_of(config, name)
         cause = f"{type(workflow).__name__} learns from {mode} windows of at least {shortest} rows"
         if not isinstance(source, ReplaySource):
             raise UserError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,6 +14,7 @@ from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigSource
 from hydra.types import RunMode
@@ -47,7 +49,7 @@ def compose(overrides: Sequence[str], folder: Path | None = None) -> DictConfig:
         search_path.prepend("user", f"file://{user_configs.resolve()}")
         roots.insert(0, user_configs)
     overrides = [normalize(override, roots) for override in overrides]
-    check_grammar(overrides)
+    parsed = check_grammar(overrides)
     loader = ConfigLoaderImpl(config_search_path=search_path)
     loader.repository = _OwnFolders(search_path)
     try:
@@ -60,7 +62,30 @@ def compose(overrides: Sequence[str], folder: Path | None = None) -> DictConfig:
     OmegaConf.set_readonly(config, False)
     del config["hydra"]
     check_secrets(config)
+    _check_dims(config, parsed)
     return config
+
+
+def used_dims(config: DictConfig) -> set[str]:
+    """Return the names in `_dims` that some ${...} refers to, and those that the environment fills in."""
+    return {"observation", "action", *re.findall(r"(?:\b_dims[.[]|\$\{\.)(\w+)", OmegaConf.to_yaml(config))}
+
+
+def _check_dims(config: DictConfig, overrides: Sequence[Override]) -> None:
+    """Refuse sizes on the command line that nothing refers to. Files may state what not every composition uses."""
+    for override in overrides:
+        section, _, name = override.key_or_group.partition(".")
+        if section == "_dims" and not override.is_delete():
+            value = override.value()
+            names = [name.partition(".")[0]] if name else value if isinstance(value, dict) else []
+            for unused in sorted({str(name) for name in names} - used_dims(config)):
+                raise UserError(
+                    "nothing in this configuration refers to a size of this name",
+                    key=f"_dims.{unused}",
+                    value=unused,
+                    valid=used_dims(config),
+                    remedy="correct the name, or remove it",
+                )
 
 
 class _OwnFolders(ConfigRepository):
@@ -162,7 +187,7 @@ def override(config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Return a configuration with `key=value` overrides of single values."""
     changed = config.copy()
     for text in overrides:
-        key, equals, value = text.partition("=")
+        key, equals, value = text.lstrip("+").partition("=")
         if not equals or not key:
             raise UserError("this is not an override", key="command line", value=text, remedy="write key=value")
         try:

@@ -74,7 +74,8 @@ def fill_dims(composed: DictConfig, allow: Sequence[str] = ()) -> DictConfig:
 def explain_dims(error: UserError, dims: Mapping[str, Any]) -> UserError:
     """Where a part cannot take what the environment shows, say which kind of part can."""
     seen = dims.get("observation")
-    if not error.key or error.value is None or error.value != seen:
+    said_by_part = error.__cause__ is not None  # which knows more
+    if said_by_part or not error.key or error.value is None or error.value != seen:
         return error
     kinds = {int: ("vectors", "mlp"), list: ("images", "conv"), dict: ("dicts of vectors and images", "dict")}
     what, choice = kinds[type(seen)]

@@ -48,7 +48,7 @@ class Experiment:
     counters: Counters = field(default_factory=Counters)
     sums: MetricSums = field(default_factory=MetricSums)
 
-    def orchestrator(self, folder: Path, dashboard: Dashboard | None = None) -> Orchestrator:
+    def orchestrator(self, folder: str | Path, dashboard: Dashboard | None = None) -> Orchestrator:
         """Return what runs this experiment in a folder."""
         config = self.config
         return Orchestrator(

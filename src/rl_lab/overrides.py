@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigIndexError
@@ -54,6 +55,8 @@ def normalize(override: str, roots: Sequence[Path]) -> str:
     group, _, package = key.partition("@")
     if group.replace("/", ".") == package:
         return f"{group}{equals}{value}"  # as an experiment's defaults say it: components/x@components.x
+    if text[0] == "+" and "." in key and "@" not in key and "/" not in key:
+        return f"++{text.lstrip('+')}"  # Hydra's single plus refuses a key that is there already
     if text[0] in "+~" or "@" in key or "/" in key:
         return text
     if "." in key:
@@ -64,8 +67,8 @@ def normalize(override: str, roots: Sequence[Path]) -> str:
     return text
 
 
-def check_grammar(overrides: Sequence[str]) -> None:
-    """Refuse what Hydra cannot read, and lists of values to sweep over."""
+def check_grammar(overrides: Sequence[str]) -> list[Override]:
+    """Return overrides as Hydra reads them; refuse what it cannot, and lists of values to sweep over."""
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     except OverrideParseException as error:
@@ -84,6 +87,7 @@ def check_grammar(overrides: Sequence[str]) -> None:
                 value=override.input_line,
                 remedy="start one run for each value; --seeds 0-4 does so for seeds; a list is [1,2]",
             )
+    return parsed
 
 
 def _root_keys() -> list[str]:

@@ -58,8 +58,11 @@ class Policy:
         return tensor.to(self.device, torch.float32 if tensor.is_floating_point() else tensor.dtype)
 
 
-def export_policy(folder: Path, out: Path, *, which: str = "best", allow: Sequence[str] = ()) -> dict[str, Any]:
+def export_policy(
+    folder: str | Path, out: str | Path, *, which: str = "best", allow: Sequence[str] = ()
+) -> dict[str, Any]:
     """Write the agent of a run as a folder of weights, configuration and card; return the card."""
+    folder, out = Path(folder), Path(out)
     composed = load_saved(require_run(folder), allow)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError("the folder to export to is not empty", key="OUT", value=str(out), remedy="name a new one")

@@ -46,7 +46,7 @@ class Profile:
 
 
 def profile_run(
-    folder: Path,
+    folder: str | Path,
     overrides: Sequence[str] = (),
     *,
     phase: str | None = None,
@@ -56,7 +56,7 @@ def profile_run(
 ) -> Profile:
     """Profile a run where its newest checkpoint left it. Nothing is written to its folder."""
     with tempfile.TemporaryDirectory() as work:
-        experiment = load_run(folder, Path(work), [*overrides, *ALONE], allow=allow)
+        experiment = load_run(Path(folder), Path(work), [*overrides, *ALONE], allow=allow)
         return _profiled(experiment, Path(work), phase, cycles, seconds)
 
 

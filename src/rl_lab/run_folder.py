@@ -85,8 +85,8 @@ def require_run(folder: Path) -> Path:
 
 def check_same_run(composed: DictConfig, folder: Path) -> None:
     """Refuse to continue a run under another configuration, and show the difference."""
-    before = _flat(comparable(read_saved(folder / "config.yaml")))
-    now = _flat(comparable(composed))
+    before = flat(comparable(read_saved(folder / "config.yaml")))
+    now = flat(comparable(composed))
     different = [
         f"{key}: {before.get(key, '(absent)')} -> {now.get(key, '(absent)')}"
         for key in sorted(before.keys() | now.keys())
@@ -179,8 +179,8 @@ def is_owned(folder: Path) -> bool:
     return False
 
 
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Return dotted keys and leaves."""
+def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of a tree by their dotted keys."""
     entries: Iterator[tuple[str, Any]]
     if isinstance(tree, Mapping) and tree:
         entries = ((f"{prefix}.{key}" if prefix else str(key), value) for key, value in tree.items())
@@ -188,4 +188,4 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
         entries = ((f"{prefix}[{i}]", value) for i, value in enumerate(tree))
     else:
         return {prefix: tree}
-    return {key: leaf for name, value in entries for key, leaf in _flat(value, name).items()}
+    return {key: leaf for name, value in entries for key, leaf in flat(value, name).items()}

@@ -18,6 +18,7 @@ import torch
 from omegaconf import DictConfig
 
 from rl_lab.build import Experiment, build_experiment, fill_dims, workflow_class
+from rl_lab.checks import tell_phases_cut_off
 from rl_lab.composition import load_experiment, override, parse_config, to_yaml
 from rl_lab.config import RunConfig
 from rl_lab.core.architecture import log_architecture
@@ -45,13 +46,13 @@ class Outcome:
 def train(name: str, *, run_dir: str | Path | None = None, quiet: bool = True, **overrides: Any) -> Outcome:
     """Train an experiment from Python: `rl_lab.train("ppo_cartpole", seed=1, training__total_timesteps=50_000)`."""
     composed = load_experiment(name, overrides)
-    return run_training(composed, run_dir=None if run_dir is None else Path(run_dir), new=True, quiet=quiet)
+    return run_training(composed, run_dir=run_dir, new=True, quiet=quiet)
 
 
 def run_training(
     composed: DictConfig,
     *,
-    run_dir: Path | None = None,
+    run_dir: str | Path | None = None,
     new: bool = False,
     quiet: bool = False,
     warm_start: bool = False,
@@ -64,7 +65,7 @@ def run_training(
 
 def run_together(
     composeds: Sequence[DictConfig],
-    run_dirs: Sequence[Path | None],
+    run_dirs: Sequence[str | Path | None],
     *,
     new: bool = False,
     quiet: bool = False,
@@ -136,7 +137,7 @@ class _PreparedRun:
 @contextlib.contextmanager
 def _prepared(
     composed: DictConfig,
-    run_dir: Path | None,
+    run_dir: str | Path | None,
     *,
     new: bool,
     quiet: bool,
@@ -147,13 +148,13 @@ def _prepared(
     composed = fill_dims(composed, allow)
     config = parse_config(composed)
     start = _starting_point(config, warm_start)
-    folder = run_dir
+    folder = None if run_dir is None else Path(run_dir)
     if start is not None and start.continues_in_place:
-        if run_dir is not None and run_dir.resolve() != start.run_folder.resolve():
+        if folder is not None and folder.resolve() != start.run_folder.resolve():
             raise UserError(
                 "a run continues in its own folder",
                 key="--run-dir",
-                value=str(run_dir),
+                value=str(folder),
                 remedy="drop --run-dir, or name one of its checkpoints: a copy of the run goes on from there",
             )
         folder, start = start.run_folder, None
@@ -172,6 +173,7 @@ def _prepared(
         check_same_run(composed, start.run_folder)
     experiment = build_experiment(composed, folder, allow=allow)
     try:
+        tell_phases_cut_off(experiment.scheduler.phases, config.training.total_timesteps, config.environment.num_envs)
         with owned(folder):
             yield _PreparedRun(experiment, folder, start)
     finally:
@@ -179,21 +181,26 @@ def _prepared(
 
 
 def resume_run(
-    folder: Path, overrides: Sequence[str] = (), *, quiet: bool = False, allow: Sequence[str] = ()
+    folder: str | Path, overrides: Sequence[str] = (), *, quiet: bool = False, allow: Sequence[str] = ()
 ) -> Outcome:
     """Continue the run in a folder; overrides may only extend it."""
-    composed = override(load_saved(require_run(folder), allow), ["training.resume_path=null", *overrides])
+    composed = override(load_saved(require_run(Path(folder)), allow), ["training.resume_path=null", *overrides])
     return run_training(composed, run_dir=folder, quiet=quiet, allow=allow)
 
 
 def load_agent(
-    folder: Path, *, which: str = "best", allow: Sequence[str] = (), render: bool = False, plan: bool | None = None
+    folder: str | Path,
+    *,
+    which: str = "best",
+    allow: Sequence[str] = (),
+    render: bool = False,
+    plan: bool | None = None,
 ) -> Experiment:
     """Rebuild the experiment of a run with the weights of its best evaluation or its last checkpoint.
 
     `plan` makes an agent that has a planner use it or not; by default it acts as it was trained to.
     """
-    return restore_agent(folder, which=which, allow=allow, render=render, plan=plan)[0]
+    return restore_agent(Path(folder), which=which, allow=allow, render=render, plan=plan)[0]
 
 
 def restore_agent(

@@ -202,6 +202,14 @@ class TestSize:
         assert ring.history_bytes == picture + action + reward + flags
 
 
+@pytest.mark.parametrize("device", [None, torch.device("cpu")], ids=["numpy", "torch"])
+def test_a_replay_that_memory_has_no_room_for_is_refused(device):
+    ring = Ring(1, 10**6 - 1, device)
+    with pytest.raises(UserError, match=f"{10**6 * 2**30:,} bytes") as caught:
+        ring.zeros(torch.empty(1, 2**30, dtype=torch.uint8), 1)
+    assert (caught.value.key, caught.value.value) == ("capacity", 10**6 - 1)
+
+
 class TestDisk:
     def test_no_file_has_a_name(self, make_ring, tmp_path):
         ring = make_ring("disk")

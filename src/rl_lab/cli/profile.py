@@ -57,10 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         words = normalized([arguments.target, *arguments.overrides], config_files("experiment"), "profile")
 
+        from rl_lab.cli.notes import tell_notes
         from rl_lab.composition import compose
         from rl_lab.profiling import profile_experiment
 
-        profile = profile_experiment(compose(words), **options)
+        composed = compose(words)
+        tell_notes(words, composed)
+        profile = profile_experiment(composed, **options)
     print(json.dumps(asdict(profile)) if arguments.json else "\n".join(report(profile)))
     return 0
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.build import Experiment, build_experiment, fill_dims
+from rl_lab.checks import tell_phases_cut_off
+from rl_lab.cli.notes import tell_notes
 from rl_lab.composition import compose, select, to_yaml
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.runs import Outcome, resume_run, run_together, run_training
@@ -18,6 +20,7 @@ MAX_DRY_RUN_LINES = 40
 def train(arguments: argparse.Namespace) -> int:
     """Train, or show what would be trained."""
     composed = compose(arguments.overrides)
+    tell_notes(arguments.overrides, composed)
     if arguments.cfg:
         return _print_config(arguments, composed)
     if arguments.dry_run:
@@ -97,6 +100,7 @@ def _dry_run(experiment: Experiment) -> int:
     try:
         config = experiment.config
         num_envs = config.environment.num_envs
+        tell_phases_cut_off(experiment.scheduler.phases, config.training.total_timesteps, num_envs)
         collected: dict[str, int] = {}
 
         def ready(name: str | None) -> bool:

@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,22 @@ class DiskStorage(HostStorage):
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
+    def new_file(self) -> IO[bytes]:
+        """Return an empty file without a name."""
+        try:
+            return tempfile.TemporaryFile(dir=self.folder)
+        except OSError as error:
+            raise UserError(
+                f"the replay cannot be written to this folder: {error.strerror or error}",
+                key="folder",
+                value=str(self.folder),
+                remedy="name a folder that is there and that you may write to",
+            ) from None
+
     def _zeros(self, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
         num_bytes = max(int(np.prod(shape, dtype=np.int64)) * kind.itemsize, 1)
         try:
-            with tempfile.TemporaryFile(dir=self.folder) as file:
+            with self.new_file() as file:
                 # Room for all rows now: a disk that is full later would end the process without a word.
                 _reserve(file.fileno(), num_bytes)
                 mapped = mmap.mmap(file.fileno(), num_bytes)

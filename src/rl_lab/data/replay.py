@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from rl_lab.core.batch import Batch, Tree, tree_leaves, tree_map, tree_zip
+from rl_lab.core.errors import UserError
 from rl_lab.data.storage import DeviceStorage, HostStorage, Rows, Storage, sent
 
 _GIVEN = ("observations", "actions", "rewards")
@@ -54,8 +55,11 @@ class Ring:
         self.heads = np.zeros(num_envs, np.int64)  # the position of the next decision
         self.ages = np.zeros(num_envs, np.int64)  # decisions so far in the running episode; 0: the next one is first
         self.opened = np.zeros(num_envs, np.bool_)  # the row at the head holds the observation of the next decision
-        self.steps = np.zeros(self.size, np.int32)  # of each row, its place in its episode
-        self.last = np.zeros(self.size, np.bool_)  # rows that hold a final observation
+        try:
+            self.steps = np.zeros(self.size, np.int32)  # of each row, its place in its episode
+            self.last = np.zeros(self.size, np.bool_)  # rows that hold a final observation
+        except MemoryError:
+            raise self._no_room(5) from None
         self.added = 0  # decisions since the start
         self.version = 0  # changes with the contents
         self.restored = 0  # times that the contents were replaced as a whole
@@ -219,7 +223,7 @@ class Ring:
             if name in self.columns or name in _FIXED:
                 raise ValueError(f"column '{name}' is history: an update may only write columns of its own")
             if name not in self.extras and name not in self.written:
-                self.written[name] = self._zeros(values, index.ndim)
+                self.written[name] = self.zeros(values, index.ndim)
             if name in self.extras:
                 self.rewritten.add(name)
             column = self.extras[name] if name in self.extras else self.written[name]
@@ -285,7 +289,7 @@ class Ring:
                 for name, column in columns.items():
                     values = tree_map(torch.as_tensor, column)
                     if start == min(saved):
-                        group[name] = self._zeros(values, 1)
+                        group[name] = self.zeros(values, 1)
                     rows = int(start) + np.arange(len(next(tree_leaves(values))))
                     if len(rows) and rows[-1] >= self.size:
                         raise ValueError(f"column '{name}' has more rows than the ring")
@@ -350,7 +354,7 @@ class Ring:
             group = self.columns if name in _FIXED else self.extras
             values = tree_map(torch.as_tensor, saved)
             if name not in group:
-                group[name] = self._zeros(values, 2)
+                group[name] = self.zeros(values, 2)
             self._put(name, group[name], rows, values, stored)
         self.storage.flush()
 
@@ -373,13 +377,28 @@ class Ring:
         if taken := trajectory.extras.keys() & set(_FIXED):
             raise ValueError(f"extra columns may not be named {sorted(taken)}: replay has columns of that name")
         for name in (*_GIVEN, *_ENDS):
-            self.columns[name] = self._zeros(getattr(trajectory, name), 2)
+            self.columns[name] = self.zeros(getattr(trajectory, name), 2)
         for name in _FLAGS:
-            self.columns[name] = self._zeros(trajectory.terminated, 2)
-        self.extras = {name: self._zeros(column, 2) for name, column in trajectory.extras.items() if name != "has_next"}
+            self.columns[name] = self.zeros(trajectory.terminated, 2)
+        self.extras = {name: self.zeros(column, 2) for name, column in trajectory.extras.items() if name != "has_next"}
 
-    def _zeros(self, values: Tree, num_leading: int) -> Tree:
-        return tree_map(lambda leaf: self.storage.allocate(self.size, leaf, num_leading), values)
+    def zeros(self, values: Tree, num_leading: int) -> Tree:
+        """Return a column of zeros for rows like those of `values`, whose first dimensions are not of a row."""
+        try:
+            return tree_map(lambda leaf: self.storage.allocate(self.size, leaf, num_leading), values)
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "memory" not in str(error):  # which is how torch says it
+                raise
+            sizes = (leaf[(0,) * num_leading].nbytes for leaf in tree_leaves(values))
+            raise self._no_room(sum(sizes)) from None
+
+    def _no_room(self, row_bytes: int) -> UserError:
+        return UserError(
+            f"no room in memory: this replay needs at least {row_bytes * self.size:,} bytes",
+            key="capacity",
+            value=self.capacity,
+            remedy="lower it, or keep the replay in files: storage: disk",
+        )
 
     def _continued(self, num_steps: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return positions and steps [T, N] of decisions that end no episode."""

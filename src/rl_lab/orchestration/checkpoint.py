@@ -105,9 +105,9 @@ class CheckpointManager:
     """Keeps the last checkpoints of a run in `folder`/checkpoints, replay segments and `best` beside them."""
 
     def __init__(
-        self, folder: Path, *, keep: int = 2, files: Files | None = None, say: Callable[[str], None] | None = None
+        self, folder: str | Path, *, keep: int = 2, files: Files | None = None, say: Callable[[str], None] | None = None
     ) -> None:
-        self.run_folder, self.folder, self.keep = folder, folder / "checkpoints", keep
+        self.run_folder, self.folder, self.keep = Path(folder), Path(folder) / "checkpoints", keep
         self.files = Files() if files is None else files
         self.say = _complain if say is None else say
         self._segments: dict[str, dict[int, dict[str, Any]]] = {}  # buffer -> start -> entry of the manifest

@@ -71,10 +71,11 @@ class Orchestrator:
         self,
         parts: RunParts,
         settings: RunSettings,
-        folder: Path,
+        folder: str | Path,
         checkpoints: CheckpointManager,
         dashboard: Dashboard | None = None,
     ) -> None:
+        folder = Path(folder)
         self.parts, self.settings, self.folder, self.checkpoints = parts, settings, folder, checkpoints
         self.scheduler, self.evaluator, self.counters = parts.scheduler, parts.evaluator, parts.counters
         self.recorder = Recorder(folder, tensorboard=settings.tensorboard, dashboard=dashboard)

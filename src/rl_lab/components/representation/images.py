@@ -272,9 +272,9 @@ def _levels(shape: Sequence[int], depth: int, multipliers: Sequence[int]) -> tup
     scale = 2 ** len(multipliers)
     if len(shape) != 3 or shape[1] % scale or shape[2] % scale:
         raise UserError(
-            f"{len(multipliers)} levels need images whose sides are multiples of {scale} pixels",
+            f"{len(multipliers)} levels need images whose sides are multiples of {scale} pixels, not {list(shape)}",
             key="multipliers",
-            value=list(shape),
+            value=list(multipliers),
             remedy="use fewer levels, or set environment.resize, such as [64, 64]",
         )
     return [depth * multiplier for multiplier in multipliers], (shape[1] // scale, shape[2] // scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,8 +86,8 @@ class ObservationEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.vectors, self.images = sort(inputs)
-        self.vector = needed(vector, "vector")(inputs=sum(self.vectors.values())) if self.vectors else None
-        self.image = needed(image, "image")(inputs=joined_shape(self.images)) if self.images else None
+        self.vector = made(vector, "vector", inputs=sum(self.vectors.values())) if self.vectors else None
+        self.image = made(image, "image", inputs=joined_shape(self.images)) if self.images else None
         self.outputs = sum(part.outputs for part in (self.vector, self.image) if part is not None)
 
     def forward(self, observations: Tree) -> Tensor:
@@ -121,8 +122,8 @@ class ObservationDecoder(nn.Module):
         self.vectors, self.images = sort(outputs)
         self.single = not isinstance(outputs, Mapping)
         sizes, shapes = self.vectors.values(), self.images
-        self.vector = needed(vector, "vector")(inputs=inputs, outputs=sum(sizes)) if self.vectors else None
-        self.image = needed(image, "image")(inputs=inputs, outputs=joined_shape(shapes)) if self.images else None
+        self.vector = made(vector, "vector", inputs=inputs, outputs=sum(sizes)) if self.vectors else None
+        self.image = made(image, "image", inputs=inputs, outputs=joined_shape(shapes)) if self.images else None
         self.weight = weight
 
     def forward(self, features: Tensor) -> dict[str, Tensor]:
@@ -178,13 +179,16 @@ def sort(shapes: Shape | Mapping[str, Shape]) -> tuple[dict[str, int], dict[str,
     return vectors, images
 
 
-def needed(part: Part | None, kind: str) -> Part:
-    """Return the part for vectors or images, which must be there where observations have some."""
+def made(part: Part | None, kind: str, **sizes: Any) -> nn.Module:
+    """Make the part for vectors or images, which must be there where observations have some."""
     if part is None:
         raise UserError(
             f"the observations have a {kind}, and no part is given for it", key=kind, remedy="give one, as a partial"
         )
-    return part
+    try:
+        return part(**sizes)
+    except UserError as error:
+        raise error.under(kind) from error
 
 
 def joined_shape(images: Mapping[str, Sequence[int]]) -> list[int]:
