@@ -25,7 +25,8 @@ CLAIMS = [
     ("dreamerv1_gridworld", 3, 20_100, 0.9, 0.9),
     ("dreamerv2_gridworld", 3, 20_100, 0.9, 0.9),
     ("dreamerv3_gridworld", 3, 20_100, 0.9, 0.9),
-    ("dreamerv3_minigrid", 2, 30_100, 0.96, 0.96),
+    ("dreamerv3_minigrid", 3, 30_100, 0.96, 0.96),
+    ("dreamer_cartpole", 5, 20_100, 475.0, 475.0),
 ]
 
 

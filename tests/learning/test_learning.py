@@ -18,6 +18,7 @@ GOALS = [
     ("pets_swingup", 400.0),
     ("mcts_gridworld", 0.9),
     ("dqn_in_the_dream", 475.0),
+    ("dreamer_cartpole", 475.0),
 ]
 
 

@@ -50,22 +50,37 @@ def inspect_world_model(
     if len(returned):
         metrics |= calibration("value", predicted, returned) | {"value_tail": tails.mean().item()}
         pictures["value_calibration"] = calibration_picture(predicted, returned, "return")
+    dreams = _inspect_dreams(trajectory, model, observed.states, features, codes, generator)
+    return Inspection(metrics | dreams.metrics, pictures | dreams.pictures)
+
+
+def _inspect_dreams(
+    trajectory: Batch,
+    model: WorldModel,
+    states: Mapping[str, Tensor],
+    features: Tensor,
+    codes: Tensor,
+    generator: torch.Generator,
+) -> Inspection:
+    """Compare what the model dreams, from states [T, E] that it reached by seeing, with what happened."""
+    valid, device = trajectory["valid"], trajectory.rewards.device
     enough = _starts(valid)
     if not enough.any():
-        return Inspection(metrics, pictures)
+        return Inspection({})
     rows, columns = spread_starts(enough, NUM_STARTS)
     horizon = int(min(max(HORIZONS), (valid.sum(0)[columns] - 1 - rows).max().item()))
-    states = tree_map(lambda leaf: leaf[rows, columns], observed.states)
-    dreamed = _open_loop(model, states, codes, rows, columns, horizon, generator)  # [H, S, F]
+    starts = tree_map(lambda leaf: leaf[rows, columns], states)
+    dreamed = _open_loop(model, starts, codes, rows, columns, horizon, generator)  # [H, S, F]
     ahead = rows + 1 + torch.arange(horizon, device=device)[:, None]
     at = ahead.clamp(max=len(valid) - 1)
     inside = (ahead < len(valid)) & valid[at, columns]
     truth = tree_map(lambda leaf: leaf[at, columns], trajectory.observations)
-    start = tree_map(lambda leaf: leaf[rows, columns].unsqueeze(0), trajectory.observations)
+    standing = tree_map(lambda leaf: leaf[rows, columns].unsqueeze(0), trajectory.observations)
     with model.computing(device):
         predictions = model.decoder(dreamed)
         rewards = model.reward.mean(model.reward(dreamed))
-    for name, guess in (("open_loop", predictions), ("unchanged", model.decoder.targets(start))):
+    metrics: Metrics = {}
+    for name, guess in (("open_loop", predictions), ("unchanged", model.decoder.targets(standing))):
         errors = model.decoder.errors(guess, truth) / _num_entries(truth)
         for k in HORIZONS:
             if k <= horizon and inside[k - 1].any():
@@ -73,7 +88,7 @@ def inspect_world_model(
     predicted, brought = rewards[inside], trajectory.rewards[at - 1, columns][inside]
     metrics["open_loop_reward_error"] = (predicted - brought).abs().mean().item()
     metrics |= calibration("open_loop_reward", predicted, brought)
-    pictures["reward_calibration"] = calibration_picture(predicted, brought, "reward")
+    pictures = {"reward_calibration": calibration_picture(predicted, brought, "reward")}
     length = int(inside[:, 0].sum())
     shown = [rows[0] - NUM_CONTEXT + 1 + i for i in range(NUM_CONTEXT)]
     before = features[torch.stack(shown), columns[0]]
