@@ -27,6 +27,8 @@ KNOWS_MORE = {
     "rl_lab.data.offline": {"glob", "hashlib", "open", "pathlib", "zipfile", "zlib"},
     # one thread that reads rows of the replay
     "rl_lab.data.prefetch": {"concurrent"},
+    # pictures and words in memory: what a configuration can state is drawn, and never the name of a file
+    "rl_lab.components.drawings": {"PIL"},
 }
 
 
