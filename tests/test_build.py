@@ -32,3 +32,21 @@ def test_a_ring_that_nobody_owns_is_named(tmp_path):
     with pytest.raises(UserError, match=r"buffers\.large\.shares") as refused:
         build_experiment(load_experiment("dqn_cartpole", [VIEW % "reply"]), tmp_path)
     assert "replay" in str(refused.value)
+
+
+def test_statistics_may_be_infinite_but_never_unknown(tmp_path):
+    experiment = build_experiment(load_experiment("dqn_cartpole"), tmp_path)
+    parts, network = experiment.parts(), experiment.components["q_network"]
+    network.register_buffer("mask", torch.tensor([0.0, float("-inf")]))  # as attention has it
+    network.register_buffer("count", torch.tensor(3))
+    assert parts.nonfinite_part() is None
+    network.mask[0] = float("nan")
+    assert parts.nonfinite_part() == "q_network"
+    experiment.close()
+
+
+def test_one_that_only_plays_needs_no_windows(tmp_path):
+    composed = load_experiment("dreamer_cartpole", ["buffer.window=2"])
+    with pytest.raises(UserError, match="at least 3 rows"):
+        build_experiment(composed, tmp_path)
+    build_experiment(composed, tmp_path, learns=False).close()

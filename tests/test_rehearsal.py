@@ -53,3 +53,16 @@ def test_a_wrong_follow_is_found_before_the_first_random_phase(kind, message):
     with pytest.raises(UserError, match=message) as caught:
         rehearse(kind())
     assert "define follow(act, observations, state, actions, *, generator)" in str(caught.value)
+
+
+def test_a_state_whose_beginning_is_unknown_is_found():
+    class Endless(Counting):
+        def initial_state(self, num_envs):
+            return None
+
+        def act(self, observations, state=None, *, explore=True, generator=None):
+            return Act(torch.zeros(len(observations), dtype=torch.int64), torch.zeros(len(observations)))
+
+    with pytest.raises(UserError, match="says not how an episode begins") as caught:
+        rehearse(Endless())
+    assert "define initial_state(num_envs)" in str(caught.value)

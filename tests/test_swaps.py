@@ -16,10 +16,10 @@ from rl_lab.orchestration.loop import training_loop
 
 SCHEDULE = "{{_target_: rl_lab.core.schedules.{0}, start: {1}, end: {2}, steps: 100, of: {3}}}"
 OPTIMIZERS = {
-    "adam": "{_target_: torch.optim.Adam}",
-    "adamw": "{_target_: torch.optim.AdamW, weight_decay: 0.1}",
-    "sgd": "{_target_: torch.optim.SGD, momentum: 0.9}",
-    "rmsprop": "{_target_: torch.optim.RMSprop}",
+    "adam": "{_target_: torch.optim.Adam, lr: 1e-3}",
+    "adamw": "{_target_: torch.optim.AdamW, lr: 1e-3, weight_decay: 0.1}",
+    "sgd": "{_target_: torch.optim.SGD, lr: 1e-3, momentum: 0.9}",
+    "rmsprop": "{_target_: torch.optim.RMSprop, lr: 1e-3}",
 }
 TOY = [
     *("experiment.device=cpu", "environment.num_envs=2", "environment.max_episode_steps=12"),
@@ -47,7 +47,7 @@ DQN: Factors = {
     },
     "optimizer": {name: [f"+optimizers.agent.optimizer={node}"] for name, node in OPTIMIZERS.items()},
     "rate": {
-        "fixed": ["+optimizers.agent.learning_rate=1e-3"],
+        "fixed": [],
         "linear": ["+optimizers.agent.learning_rate=" + SCHEDULE.format("Linear", 1e-3, 0.0, "updates")],
     },
     "target": {

@@ -240,11 +240,6 @@ CASES = {
         "optimizers.actor.optimizer",
         ["-1"],
     ),
-    "a rate beside a schedule": (
-        ["dreamer_cartpole", "optimizers.model.optimizer.lr=1e-3"],
-        "optimizers.model.optimizer.lr",
-        ["never be used", "set optimizers.model.learning_rate"],
-    ),
     "unknown argument of an optimiser": (
         ["dqn_cartpole", "optimizers.agent.optimizer.learning_rate=0.1"],
         "optimizers.agent.optimizer.learning_rate",
@@ -508,6 +503,10 @@ def test_choices_that_the_experiment_makes_useless_are_told(capsys):
     assert told("dqn_cartpole", "components/q_network=dueling", "buffer=prioritized") == ""
     assert told("ppo_cartpole", "environment=gridworld", "model=ppo_pixels") == ""
     assert told("dqn_cartpole", "environment=cartpole") == ""  # what it is anyway
+    assert told("dqn_cartpole", "buffer=replay") == ""
+    rate = "optimizers.model.optimizer.lr=1e-3"
+    assert f"{rate} is never used: optimizers.model.learning_rate" in told("dreamer_cartpole", rate)
+    assert told("tdmpc2_swingup", rate) == ""  # which has no schedule
     assert told("dreamer_cartpole", "_dims.deter=8") == ""
 
 

@@ -21,7 +21,7 @@ from rl_lab.parsing import parse
 
 
 def build_sources(
-    config: RunConfig, seeds: SeedTree, device: str, folder: Path, allow: Sequence[str]
+    config: RunConfig, seeds: SeedTree, device: str, folder: Path, allow: Sequence[str], *, fills: bool = True
 ) -> dict[str, Source]:
     """Build the named buffers; a single `buffer` is the one named 'replay'. Files of theirs go to the run folder."""
     nodes = dict(config.buffers)
@@ -51,7 +51,7 @@ def build_sources(
         if isinstance(node, Mapping) and "folder" not in node:
             given["folder"] = str(folder)
         sources[name] = instantiate(node, key, given=given, allow=allow, kind=Source)
-        if "folder" not in given:
+        if fills and "folder" not in given:
             _check_folder(sources[name], key)
     return sources
 

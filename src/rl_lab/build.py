@@ -52,9 +52,12 @@ MAX_EVALUATION_ENVS = 10
 
 
 def build_experiment(
-    composed: DictConfig, folder: str | Path, *, allow: Sequence[str] = (), render: bool = False
+    composed: DictConfig, folder: str | Path, *, allow: Sequence[str] = (), render: bool = False, learns: bool = True
 ) -> Experiment:
-    """Wire an experiment. Everything that can be known before the first step fails here."""
+    """Wire an experiment. Everything that can be known before the first step fails here.
+
+    One that only plays needs no room for its replay, nor windows to learn from.
+    """
     folder = Path(folder)
     composed = fill_dims(composed, allow)
     config = parse_config(composed)
@@ -70,18 +73,20 @@ def build_experiment(
     components = build_parts(config, "components", seeds, device, allow)
     controllers = build_parts(config, "controllers", seeds, device, allow)
     optimizers = build_optimizers(config, components, controllers, allow)
-    sources = build_sources(config, seeds, device, folder, allow)
+    sources = build_sources(config, seeds, device, folder, allow, fills=learns)
     phases = [check_phase(phase, i, sources, num_envs) for i, phase in enumerate(config.phases())]
     workflow = build_workflow(config, {**components, **controllers}, optimizers, seeds, device, allow)
     for i, phase in enumerate(phases):
         check_hooks(phase, i, workflow, sources)
-    check_windows(config, phases, workflow, sources)
+    if learns:
+        check_windows(config, phases, workflow, sources)
     with ExitStack() as opened:
         environments = build_environments(config.environment, num_envs, allow, render=render)
         opened.callback(environments.close)
         collector = RolloutCollector(environments, seeds, device=device, initial_state=workflow.initial_state(num_envs))
         check_data_sets(sources, environments, collector.observations)
-        check_room(config, sources, environments, collector.observations)
+        if learns:
+            check_room(config, sources, environments, collector.observations)
         counters = Counters()
         evaluator = build_evaluator(config, workflow, seeds, device, counters, allow, render)
         opened.callback(evaluator.collector.environments.close)

@@ -235,10 +235,10 @@ def check_windows(config: RunConfig, phases: Sequence[Phase], workflow: Workflow
         source = sources[name]
         key = _key_of(config, name)
         cause = f"{type(workflow).__name__} learns from {mode} windows of at least {shortest} rows"
+        if isinstance(source, StreamSource):
+            raise UserError(f"{cause}, which a stream does not have", key=key, value=name, remedy="use a replay")
         if not isinstance(source, ReplaySource):
-            raise UserError(
-                f"{cause}, which a {type(source).__name__} does not have", key=key, value=name, remedy="use a replay"
-            )
+            continue  # a user's own, which knows what it draws
         if source.running != (mode == "running"):
             found = "running" if source.running else "whole"
             raise UserError(cause, key=f"{key}.mode", value=found, valid=[mode], remedy=f"set it to {mode}")

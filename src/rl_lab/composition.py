@@ -42,6 +42,20 @@ EXTENDING_KEYS = (
 
 def compose(overrides: Sequence[str], folder: Path | None = None) -> DictConfig:
     """Compose a configuration. A `configs` folder in the working directory is searched before the package's own."""
+    config, parsed = _load(overrides, folder)
+    del config["hydra"]
+    check_secrets(config)
+    _check_dims(config, parsed)
+    return config
+
+
+def choices(overrides: Sequence[str]) -> dict[str, str]:
+    """Return which file each group takes."""
+    config, _ = _load(overrides, None)
+    return {str(group): str(choice) for group, choice in config.hydra.runtime.choices.items()}
+
+
+def _load(overrides: Sequence[str], folder: Path | None) -> tuple[DictConfig, list[Override]]:
     user_configs = (Path.cwd() if folder is None else folder) / "configs"
     search_path = create_config_search_path(str(PACKAGE_CONFIGS))
     roots = [PACKAGE_CONFIGS]
@@ -60,10 +74,7 @@ def compose(overrides: Sequence[str], folder: Path | None = None) -> DictConfig:
         raise entry_by_word(error, [text.lstrip("+~").partition("=")[0] for text in overrides]) or error from None
     OmegaConf.set_struct(config, False)
     OmegaConf.set_readonly(config, False)
-    del config["hydra"]
-    check_secrets(config)
-    _check_dims(config, parsed)
-    return config
+    return config, parsed
 
 
 def used_dims(config: DictConfig) -> set[str]:

@@ -142,13 +142,6 @@ def _build(
             valid=[f"torch.optim.{name}" for name in ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad")],
             remedy="name a class of torch.optim",
         )
-    if section.learning_rate is not None and "lr" in section.optimizer:
-        raise UserError(
-            "this lr would never be used: the optimiser has a learning_rate, which replaces it",
-            key=f"{place}.lr",
-            value=section.optimizer["lr"],
-            remedy=f"remove it, and set {key}.learning_rate: to a number, or start and end of its schedule",
-        )
     schedule = _schedule(section.learning_rate, f"{key}.learning_rate", allow)
     try:
         _rehearse(make, parameters[0].device)

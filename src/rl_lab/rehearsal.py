@@ -50,6 +50,13 @@ def check_decisions(workflow: Workflow, collector: RolloutCollector, section: st
     for explore in (False, *[True] * repeats):
         act = partial(workflow.act, observations, state, explore=explore, generator=generator)
         said = _attempt(act, f"{name} cannot act on observations of shape {shapes}", section, shapes)
+        if said.state is not None and state is None:
+            raise UserError(
+                f"{name} keeps a state between decisions, but says not how an episode begins",
+                key="workflow._target_",
+                value=name,
+                remedy="define initial_state(num_envs) and return what act gets as state at the first step",
+            )
         _check_actions(said.actions, (num_rows, *space.shape), getattr(space, "n", None), name, section)
     if type(workflow).follow is not Workflow.follow:
         follow = partial(workflow.follow, workflow.act, observations, state, said.actions, generator=generator)

@@ -218,7 +218,7 @@ def restore_agent(
                 remedy="drop --planner; a workflow that plans declares a field plan: bool",
             )
         composed = override(composed, [f"workflow.plan={str(plan).lower()}"])
-    experiment = build_experiment(composed, folder, allow=allow, render=render)
+    experiment = build_experiment(composed, folder, allow=allow, render=render, learns=False)
     try:
         parts = experiment.parts()
         chosen = saved_weights(experiment.checkpoints, folder, which, parts.max_bytes)

@@ -99,6 +99,7 @@ def _play(arguments: argparse.Namespace, plan: bool | None, *, first: bool) -> t
     result: dict[str, Any] = {
         "name": experiment.config.experiment.name,
         **_found(checkpoint),
+        "learns": bool(workflow.optimizers()),
         "episodes": len(returns),
         "return_mean": statistics.fmean(returns),
         "return_std": statistics.pstdev(returns),
@@ -121,7 +122,7 @@ def _told(result: Mapping[str, Any]) -> str:
     counts = ", ".join(
         f"{word} not recorded" if result[name] is None else f"{result[name]:,} {word}" for name, word in _COUNTS.items()
     )
-    early = result["checkpoint"] == "best" and result["updates"] == 0
+    early = result["checkpoint"] == "best" and result["updates"] == 0 and result["learns"]
     remark = " (nothing was learned before it; --checkpoint last takes the newest)" if early else ""
     return f"{result['checkpoint']} checkpoint: {counts}{remark}"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from rl_lab.composition import comparable, compose, part, used_dims
+from rl_lab.composition import choices, comparable, compose, part, used_dims
 from rl_lab.core.errors import UserError
 from rl_lab.overrides import group_options
 from rl_lab.run_folder import flat
@@ -21,20 +21,34 @@ def tell_notes(overrides: Sequence[str], composed: DictConfig) -> None:
     unused = [f"_dims.{name}" for name in dims if name not in used] if OmegaConf.is_dict(dims) else []
     if unused:
         print(f"warning: nothing here refers to {_few(unused)}", file=sys.stderr)
-    for note in _idle_choices(overrides):
+    for note in (*_idle_rates(overrides, composed), *_idle_choices(overrides)):
         print(f"warning: {note}", file=sys.stderr)
+
+
+def _idle_rates(overrides: Sequence[str], composed: DictConfig) -> Iterator[str]:
+    """Yield learning rates that a command states where a schedule replaces them."""
+    for word in overrides:
+        key = word.lstrip("+").partition("=")[0]
+        if key.startswith("optimizers.") and key.endswith(".optimizer.lr"):
+            schedule = f"{key.removesuffix('.optimizer.lr')}.learning_rate"
+            if OmegaConf.select(composed, schedule) is not None:
+                yield f"{word} is never used: {schedule} replaces it"
 
 
 def _idle_choices(overrides: Sequence[str]) -> Iterator[str]:
     """Yield what becomes of choices, such as model=NAME, whose values the experiment mostly states itself."""
     experiment = [word for word in overrides if word.startswith("experiment=")]
     chosen = [word for word in overrides if word not in experiment and _is_choice(word)]
+    own = choices(experiment) if experiment and chosen else {}
     for word in chosen if experiment else ():
+        group, _, choice = word.lstrip("+").partition("=")
+        if own.get(group) == choice:
+            continue  # what it is anyway
         try:
-            without = _composed([*experiment, *(other for other in chosen if other != word)])
-            final, alone, root = _composed([*experiment, *chosen]), _composed([f"+{word.lstrip('+')}"]), _composed([])
+            without, final = _composed(experiment), _composed([*experiment, word])
+            alone, root = _composed([f"+{word.lstrip('+')}"]), _composed([])
         except UserError:
-            continue  # the other choices need this one, or it needs them
+            continue  # it needs other words of the command
         changed = _different(final, without, {**final, **without})
         lost = set(_different(alone, root, alone)) & set(_different(alone, final, alone))
         if len(changed) < len(lost):

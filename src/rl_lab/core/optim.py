@@ -50,6 +50,7 @@ class Optimizer:
         adam = type(self.torch_optimizer) in (torch.optim.Adam, torch.optim.AdamW)
         self._is_plain_adam = adam and self.fused and len(kinds) == 1
         self.nonfinite = torch.zeros((), device=self.parameters[0].device)  # sticky: read by the host when it likes
+        self.failed = torch.zeros_like(self.nonfinite)  # whether the last step was not applied
 
     def zero_grad(self) -> None:
         """Forget the gradients."""
@@ -77,6 +78,7 @@ class Optimizer:
         norm = self._norm()
         checked = norm if losses is None else norm + metrics["loss"]
         found = (checked - checked).ne(0.0).to(norm.dtype)  # x - x is not 0 where x is infinite or not a number
+        self.failed.copy_(found)
         torch.maximum(self.nonfinite, found, out=self.nonfinite)
         excess = None if self.max_grad_norm is None else ((norm + 1e-6) / self.max_grad_norm).clamp(min=1.0)
         if self.fused:

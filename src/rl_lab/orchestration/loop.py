@@ -200,12 +200,12 @@ def _captured_update(
 
 def _unless_failed(workflow: Workflow, batch: Batch, columns: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the columns to write; those that the batch has where a step was not finite, which no host decides."""
-    flags = [optimizer.nonfinite for optimizer in workflow.optimizers()]
+    flags = [optimizer.failed for optimizer in workflow.optimizers()]
     if not flags:
         return dict(columns)
     failed = torch.stack(flags).amax() > 0
     return {
-        name: torch.where(failed, batch[name].to(column.dtype), column) if name in batch else column
+        name: torch.where(failed, batch[name].to(column.dtype) if name in batch else column.nan_to_num(0, 0, 0), column)
         for name, column in columns.items()
     }
 

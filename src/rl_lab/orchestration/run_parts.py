@@ -66,7 +66,11 @@ class AgentParts:
         """Return the name of a part, target networks included, with a weight or a statistic that is not finite."""
         own = {name: getattr(self.workflow, name) for name in self.workflow.checkpointed}
         for name, module in {**self.components, **self.controllers, **own}.items():
-            if isinstance(module, nn.Module) and not all_finite(module.state_dict().values()):
+            if not isinstance(module, nn.Module):
+                continue
+            statistics = (buffer for buffer in module.buffers() if buffer.is_floating_point())
+            # A mask may be infinite and right; no statistic is ever rightly not a number.
+            if not all_finite(module.parameters()) or any(bool(buffer.isnan().any()) for buffer in statistics):
                 return name
         return None
 
