@@ -12,7 +12,6 @@ from typing import Any
 from rl_lab.config import RunConfig
 from rl_lab.core.errors import RunError, UserError
 from rl_lab.core.seeding import SeedTree
-from rl_lab.data.disk import DiskStorage
 from rl_lab.data.offline import SavedReplay
 from rl_lab.data.sources import ReplaySource, Source
 from rl_lab.instantiate import instantiate
@@ -21,7 +20,7 @@ from rl_lab.parsing import parse
 
 
 def build_sources(
-    config: RunConfig, seeds: SeedTree, device: str, folder: Path, allow: Sequence[str], *, fills: bool = True
+    config: RunConfig, seeds: SeedTree, device: str, folder: Path, allow: Sequence[str]
 ) -> dict[str, Source]:
     """Build the named buffers; a single `buffer` is the one named 'replay'. Files of theirs go to the run folder."""
     nodes = dict(config.buffers)
@@ -33,7 +32,7 @@ def build_sources(
         nodes["replay"] = config.buffer
     sources: dict[str, Source] = {}
     for name, node in sorted(nodes.items(), key=lambda entry: _shares(entry[1])):  # what owns a ring comes first
-        key = f"buffers.{name}" if name in config.buffers else "buffer"
+        key = config.buffer_key(name)
         if not re.fullmatch(r"[\w-]+", name):
             raise UserError(
                 "the name of a buffer is that of a folder, too",
@@ -51,18 +50,7 @@ def build_sources(
         if isinstance(node, Mapping) and "folder" not in node:
             given["folder"] = str(folder)
         sources[name] = instantiate(node, key, given=given, allow=allow, kind=Source)
-        if fills and "folder" not in given:
-            _check_folder(sources[name], key)
     return sources
-
-
-def _check_folder(source: Source, key: str) -> None:
-    """Refuse a folder of the user's that cannot be written; that of the run is made later."""
-    if source.ring is not None and isinstance(source.ring.storage, DiskStorage):
-        try:
-            source.ring.storage.new_file().close()
-        except UserError as error:
-            raise error.under(key) from error
 
 
 def _shares(node: Any) -> bool:

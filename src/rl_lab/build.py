@@ -73,7 +73,7 @@ def build_experiment(
     components = build_parts(config, "components", seeds, device, allow)
     controllers = build_parts(config, "controllers", seeds, device, allow)
     optimizers = build_optimizers(config, components, controllers, allow)
-    sources = build_sources(config, seeds, device, folder, allow, fills=learns)
+    sources = build_sources(config, seeds, device, folder, allow)
     phases = [check_phase(phase, i, sources, num_envs) for i, phase in enumerate(config.phases())]
     workflow = build_workflow(config, {**components, **controllers}, optimizers, seeds, device, allow)
     for i, phase in enumerate(phases):

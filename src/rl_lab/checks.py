@@ -16,6 +16,7 @@ from rl_lab.core.batch import Tree, tree_leaves, tree_map
 from rl_lab.core.errors import UserError
 from rl_lab.core.phase import Phase
 from rl_lab.core.workflow import Workflow, declared_fields
+from rl_lab.data.disk import DiskStorage
 from rl_lab.data.offline import OfflineSource
 from rl_lab.data.sources import ReplaySource, Source, StreamSource
 from rl_lab.data.storage import HostStorage
@@ -155,21 +156,22 @@ def check_data_sets(sources: Mapping[str, Source], environments: Any, observatio
 
 
 def check_room(config: RunConfig, sources: Mapping[str, Source], environments: Any, observations: Tree) -> None:
-    """Refuse replays that memory has no room for, were they only of what the environment says."""
+    """Refuse replays that memory has no room for, were they only of what the environment says, and bad folders."""
     seen = sum(leaf.nbytes // len(leaf) for leaf in tree_leaves(observations))
     row_bytes = seen + 4 * math.prod(environments.single_action_space.shape) + 8  # and a reward and four flags
     for name, source in sources.items():
         ring = source.ring
-        if ring is None or ring.columns or type(ring.storage) is not HostStorage:
+        if ring is None or ring.columns:
             continue
         try:
-            ring.zeros(torch.empty(1, row_bytes, dtype=torch.uint8), 1)  # memory is taken only where one writes
+            if type(ring.storage) is HostStorage:
+                ring.zeros(torch.empty(1, row_bytes, dtype=torch.uint8), 1)  # memory is taken only where one writes
+            elif isinstance(ring.storage, DiskStorage) and "folder" in (
+                config.buffers.get(name) or config.buffer or {}
+            ):
+                ring.storage.new_file().close()  # the user's own folder: that of the run is made later
         except UserError as error:
-            raise error.under(_key_of(config, name)) from error
-
-
-def _key_of(config: RunConfig, buffer: str) -> str:
-    return f"buffers.{buffer}" if buffer in config.buffers else "buffer"
+            raise error.under(config.buffer_key(name)) from error
 
 
 def _row(shape: Sequence[int], kind: Any) -> str:
@@ -233,7 +235,7 @@ def check_windows(config: RunConfig, phases: Sequence[Phase], workflow: Workflow
     ]
     for name in dict.fromkeys(learning):
         source = sources[name]
-        key = _key_of(config, name)
+        key = config.buffer_key(name)
         cause = f"{type(workflow).__name__} learns from {mode} windows of at least {shortest} rows"
         if isinstance(source, StreamSource):
             raise UserError(f"{cause}, which a stream does not have", key=key, value=name, remedy="use a replay")

@@ -119,6 +119,10 @@ class RunConfig:
     algorithm: dict[str, Any] = field(default_factory=dict)
     _dims: dict[str, Any] = field(default_factory=dict)
 
+    def buffer_key(self, name: str) -> str:
+        """Return where a buffer is declared: the single one is named 'replay'."""
+        return f"buffers.{name}" if name in self.buffers else "buffer"
+
     @property
     def dims(self) -> dict[str, Any]:
         """The sizes that other nodes refer to."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from rl_lab.components.representation.observations import ONLY
 from rl_lab.core.batch import Tree
 
-FRAME_SIDE = 64  # pixels of a frame in a filmstrip, at least
+FRAME_SIDE = 64  # pixels that smaller frames of a filmstrip are enlarged to, by whole factors that do not pass it
 MARGIN, HEADER = 72, 52  # pixels left of frames and points and above all drawings, for text
 GAP, BAR = 4, 8  # between frames; the height of the bars above them
 CURVES_WIDTH, CURVE_HEIGHT, NAME_WIDTH = 600, 64, 88  # of what is drawn; of the entries' names

@@ -200,7 +200,7 @@ def _captured_update(
 
 def _unless_failed(workflow: Workflow, batch: Batch, columns: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the columns to write; those that the batch has where a step was not finite, which no host decides."""
-    flags = [optimizer.failed for optimizer in workflow.optimizers()]
+    flags = [optimizer.failed for optimizer in workflow.optimizers()] if columns else []
     if not flags:
         return dict(columns)
     failed = torch.stack(flags).amax() > 0
