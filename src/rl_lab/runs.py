@@ -18,11 +18,11 @@ import torch
 from omegaconf import DictConfig
 
 from rl_lab.build import Experiment, build_experiment, fill_dims, workflow_class
-from rl_lab.checks import tell_phases_cut_off
 from rl_lab.composition import load_experiment, override, parse_config, to_yaml
 from rl_lab.config import RunConfig
 from rl_lab.core.architecture import log_architecture
 from rl_lab.core.errors import RunError, UserError
+from rl_lab.curriculum import tell_phases_cut_off
 from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointError, CheckpointManager
 from rl_lab.orchestration.dashboard import Dashboard
 from rl_lab.orchestration.files import Files

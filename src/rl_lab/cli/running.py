@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_lab.build import Experiment, build_experiment, fill_dims
-from rl_lab.checks import tell_phases_cut_off
 from rl_lab.cli.notes import tell_notes
 from rl_lab.composition import compose, select, to_yaml
+from rl_lab.curriculum import tell_phases_cut_off
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.runs import Outcome, resume_run, run_together, run_training
 
