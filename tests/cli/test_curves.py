@@ -242,3 +242,47 @@ def test_ticks_are_few_round_and_cover_the_range(low, high):
     assert 2 <= len(found) <= 8
     steps = [b - a for a, b in itertools.pairwise(found)]
     assert steps == pytest.approx([steps[0]] * len(steps))
+
+
+def make_variant(folder, seed, means, **knobs):
+    make_run(folder, "ppo", seed, means)
+    lines = [f"experiment:\n  name: ppo\n  seed: {seed}\nworkflow:\n", *(f"  {key}: {knobs[key]}\n" for key in knobs)]
+    (folder / "config.yaml").write_text("".join(lines))
+
+
+def names_of(text):
+    return [row["experiment"] for row in table(text)]
+
+
+def test_runs_that_differ_in_more_than_their_seeds_are_told_apart(tmp_path, capsys):
+    for seed in (0, 1):
+        make_variant(tmp_path / f"e/a{seed}", seed, [1.0], gamma=0.9, trace=0.95)
+    make_variant(tmp_path / "e/b", 0, [2.0], gamma=0.99, trace=0.95)
+    make_variant(tmp_path / "e/c", 0, [3.0], gamma=0.9)
+    make_run(tmp_path / "e/d", "dqn", 0, [4.0])  # nothing is known of its knobs
+    assert main(["curves", str(tmp_path / "e")]) == 0
+    low, high = "ppo [workflow.gamma=0.9, workflow.trace=0.95]", "ppo [workflow.gamma=0.99, workflow.trace=0.95]"
+    without = "ppo [workflow.gamma=0.9, ~workflow.trace]"
+    found = names_of(capsys.readouterr().out)
+    assert found == sorted(["dqn", low, low, high, without])
+    assert main(["curves", str(tmp_path / "e/a0"), str(tmp_path / "e/a1")]) == 0  # of one variant: no more to say
+    assert names_of(capsys.readouterr().out) == ["ppo", "ppo"]
+
+
+def test_a_variants_name_shows_few_keys_unless_more_tell_it_apart(tmp_path, capsys):
+    make_variant(tmp_path / "a", 0, [1.0], a=1, b=1, c=1, d=1, e=1)
+    make_variant(tmp_path / "b", 0, [1.0], a=2, b=2, c=2, d=2, e=2)
+    make_variant(tmp_path / "c", 0, [1.0], a=2, b=2, c=2, d=2, e=3)
+    assert main(["curves", str(tmp_path)]) == 0
+    first, second, third = names_of(capsys.readouterr().out)
+    assert first == "ppo [workflow.a=1, workflow.b=1, workflow.c=1, 2 more]"
+    assert (second[-2:], third[-2:]) == ("2]", "3]")
+
+
+def test_published_scores_stand_beside_every_variant(tmp_path, capsys):
+    make_variant(tmp_path / "e/a", 0, [20.0, 100.0], gamma=0.9)
+    make_variant(tmp_path / "e/b", 0, [20.0, 300.0], gamma=0.99)
+    (tmp_path / "p.csv").write_text("experiment,env_steps,return_mean,return_std,source\nppo,1000,250,10,paper\n")
+    words = [str(tmp_path / "e"), "--svg", str(tmp_path / "x.svg"), "--published", str(tmp_path / "p.csv")]
+    assert main(["curves", *words]) == 0
+    assert (tmp_path / "x.svg").read_text().count(">paper<") == 2

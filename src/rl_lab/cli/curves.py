@@ -5,6 +5,8 @@ examples:
   rl-lab curves experiments/dqn_cartpole experiments/ppo_cartpole --plot
   rl-lab curves results/dqn_cartpole.csv --svg dqn_cartpole.svg
   rl-lab curves RUN --key train/loss
+
+Runs of one experiment are its seeds. Where they differ in more, their names say in what: ppo [workflow.gamma=0.9].
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 from rl_lab.cli.chart import Panel, Published, chart
 from rl_lab.cli.runs import Run, find_runs
 from rl_lab.cli.terminal import Point, draw_curve, short, table
+from rl_lab.cli.variants import experiment_of, variant_names
 from rl_lab.core.errors import UserError
 
 _DEFAULT_KEY, _DEFAULT_SPREAD = "eval/return_mean", "eval/return_std"
@@ -29,7 +32,7 @@ _DEFAULT_KEY, _DEFAULT_SPREAD = "eval/return_mean", "eval/return_std"
 class Curve:
     """One metric of one run."""
 
-    name: str
+    name: str  # of the experiment, and of the variant where runs of it differ in more than their seeds
     seed: int | None
     rows: list[tuple[int, int | None, float, float | None]]  # env_steps, agent_steps, value, standard deviation
 
@@ -72,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def read_curves(folders: Sequence[Path], key: str = _DEFAULT_KEY) -> list[Curve]:
-    """Read one metric of all runs in these folders, ordered by experiment and seed."""
+    """Read one metric of all runs in these folders, ordered by experiment, variant and seed."""
     runs: dict[Path, Run] = {}
     curves = [curve for file in folders if file.suffix == ".csv" for curve in _read_csv(file, key)]
     for folder in (folder for folder in folders if folder.suffix != ".csv"):
@@ -82,8 +85,9 @@ def read_curves(folders: Sequence[Path], key: str = _DEFAULT_KEY) -> list[Curve]
                 f"no run in {folder}", remedy="give a run folder or a folder of runs; see `rl-lab list runs`"
             )
         runs |= {entry.folder.resolve(): entry for entry in found}
+    names = variant_names(list(runs.values()))
     for entry in runs.values():
-        curve = _read(entry, key)
+        curve = _read(entry, names[entry.folder], key)
         if curve.rows:
             curves.append(curve)
         else:
@@ -108,7 +112,7 @@ def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float, float, float
     return merged
 
 
-def _read(entry: Run, key: str) -> Curve:
+def _read(entry: Run, name: str, key: str) -> Curve:
     means: dict[tuple[int, int | None], tuple[int | None, float]] = {}
     spread: dict[tuple[int, int | None], float] = {}
     wanted = (key, _DEFAULT_SPREAD) if key == _DEFAULT_KEY else (key,)
@@ -123,7 +127,7 @@ def _read(entry: Run, key: str) -> Curve:
         else:
             spread[moment] = value
     rows = [(moment[0], *found, spread.get(moment)) for moment, found in means.items()]
-    return Curve(entry.name, entry.seed, rows)
+    return Curve(name, entry.seed, rows)
 
 
 def _read_csv(file: Path, key: str) -> list[Curve]:
@@ -183,7 +187,7 @@ def _panels(curves: Sequence[Curve], published: Mapping[str, Sequence[Published]
                 [(x, mean) for x, mean, _, _ in merged],
                 [(x, low, high) for x, _, low, high in merged] if len(own) > 1 else [],
                 [[(row[0], row[2]) for row in curve.rows] for curve in own] if len(own) > 1 else [],
-                published.get(name, ()),
+                published.get(experiment_of(name), ()),
             )
         )
     return panels
@@ -222,9 +226,9 @@ def _drawn(curves: Sequence[Curve], key: str) -> list[str]:
         lines += [draw_curve([(x, mean) for x, mean, _, _ in merged], title=title, band=band), ""]
         if merged:
             x, mean, low, high = merged[-1]
-            best = max(entry[1] for entry in merged)
-            rows.append([name, str(len(finite)), short(x), *map(_number, (mean, low, high, best))])
-    header = ["experiment", "runs", "env_steps", "last mean", "min", "max", "best mean"]
+            highest = max(entry[1] for entry in merged)
+            rows.append([name, str(len(finite)), short(x), *map(_number, (mean, low, high, highest))])
+    header = ["experiment", "runs", "env_steps", "last mean", "min", "max", "highest mean"]
     return lines + table(header, rows, right=range(1, 7))
 
 
