@@ -66,6 +66,11 @@ CASES = {
     "zero": (["ppo_cartpole", "workflow.num_epochs=0"], "workflow.num_epochs", ["at least 1"]),
     "negative seed": (["ppo_cartpole", "experiment.seed=-1"], "experiment.seed", ["from 0"]),
     "a name that is no folder": (["ppo_cartpole", "experiment.name=../x"], "experiment.name", ["folder"]),
+    "a name made of an id": (
+        ["sac_mujoco", "environment.id=dmc/finger-spin"],
+        "experiment.name",
+        ["experiment.name=sac_dmc-finger-spin"],
+    ),
     "unknown experiment": (["experiment=dqn_cartpol"], "experiment", ["nearest:  dqn_cartpole"]),
     "unknown experiment, short": (["dqn_cartpol"], "experiment", ["nearest:  dqn_cartpole"]),
     "no experiment": (["environment=cartpole"], "environment", ["experiment=NAME"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -230,7 +231,12 @@ def parse_run(plain: Mapping[str, Any]) -> RunConfig:
             "a name that can be a folder is expected",
             key="experiment.name",
             value=name,
-            remedy="use letters, digits, - and _",
+            remedy=f"use letters, digits, - and _, such as experiment.name={_as_folder(name)}",
         )
     config.phases()
     return config
+
+
+def _as_folder(name: str) -> str:
+    """Return the nearest name that a folder may have."""
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-")[:100] or "my_run"

@@ -47,11 +47,11 @@ class OneHot:
 
     def log_prob(self, parameters: Tensor, actions: Tensor) -> Tensor:
         """Return the log-probabilities [...] of codes."""
-        return (self._code.log_probs(parameters).squeeze(-2) * actions).sum(-1)
+        return (self._code.distribution(parameters)[1].squeeze(-2) * actions).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
         """Return the entropy [...] in nats."""
-        return self._code.entropy(parameters)
+        return self._code.entropy(self._code.distribution(parameters))
 
     def perturb(self, actions: Tensor, amount: Tensor, generator: torch.Generator | None) -> Tensor:
         """Replace a share of the actions by uniformly drawn ones."""

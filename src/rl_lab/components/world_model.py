@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from rl_lab.components.representation.rssm import RSSM, Observed, State
+from rl_lab.components.representation.variables import detached
 from rl_lab.core.batch import Batch, Tree
 from rl_lab.core.workflow import Metrics
 
@@ -108,12 +109,14 @@ class WorldModel:
 
     def divergences(self, posterior: Tensor, prior: Tensor) -> tuple[Tensor, Tensor, Metrics]:
         """Return the divergence twice, as the loss of the prior and as that of the posterior, and what to watch."""
-        variable, fixed_posterior, fixed_prior = self.rssm.variable, posterior.detach(), prior.detach()
-        both = [variable.divergence(fixed_posterior, prior), variable.divergence(posterior, fixed_prior)]
+        variable = self.rssm.variable
+        seen, foreseen = variable.distribution(posterior), variable.distribution(prior)
+        fixed_seen, fixed_foreseen = detached(seen), detached(foreseen)
+        both = [variable.divergence(fixed_seen, foreseen), variable.divergence(seen, fixed_foreseen)]
         metrics = {
             "divergence": both[0].detach().mean(),
-            "posterior_entropy": variable.entropy(fixed_posterior).mean(),
-            "prior_entropy": variable.entropy(fixed_prior).mean(),
+            "posterior_entropy": variable.entropy(fixed_seen).mean(),
+            "prior_entropy": variable.entropy(fixed_foreseen).mean(),
         }
         if self.free_average:
             dynamics, representation = (divergence.mean().clamp(min=self.free_nats) for divergence in both)

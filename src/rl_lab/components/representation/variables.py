@@ -12,6 +12,8 @@ from rl_lab.components.fused import is_written_out, sample_codes
 from rl_lab.core import noise
 from rl_lab.core.ranges import Count, Positive, Range, Unit
 
+Distribution = tuple[Tensor, Tensor]  # what divergences and entropies are computed from; each variable has its own two
+
 
 class Gaussians:
     """Independent Gaussian variables; the parameters are means and raw deviations."""
@@ -26,24 +28,28 @@ class Gaussians:
 
     def sample(self, parameters: Tensor, draws: Tensor) -> Tensor:
         """Return samples [..., size], differentiable in the parameters."""
-        mean, std = self._moments(parameters)
+        mean, std = self.distribution(parameters)
         return mean + std * draws
 
     def mode(self, parameters: Tensor) -> Tensor:
         """Return the means."""
-        return self._moments(parameters)[0]
+        return self.distribution(parameters)[0]
 
-    def divergence(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return the Kullback-Leibler divergence [...] of the distributions with these parameters, in nats."""
-        mean, std = self._moments(left)
-        other_mean, other_std = self._moments(right)
+    def distribution(self, parameters: Tensor) -> Distribution:
+        """Return means and deviations."""
+        mean, raw = parameters.float().chunk(2, -1)
+        return mean, F.softplus(raw) + self.min_std
+
+    def divergence(self, left: Distribution, right: Distribution) -> Tensor:
+        """Return the Kullback-Leibler divergence [...] of one distribution from another, in nats."""
+        (mean, std), (other_mean, other_std) = left, right
         ratio = (std / other_std).square()
         distance = ((mean - other_mean) / other_std).square()
         return 0.5 * (ratio + distance - 1.0 - ratio.log()).sum(-1)
 
-    def entropy(self, parameters: Tensor) -> Tensor:
+    def entropy(self, distribution: Distribution) -> Tensor:
         """Return the entropy [...] in nats."""
-        return (self._moments(parameters)[1].log() + 1.4189385332046727).sum(-1)
+        return (distribution[1].log() + 1.4189385332046727).sum(-1)
 
     def usage(self, parameters: Tensor) -> float:
         """Return the share of variables [R, ...] whose means tell states apart: that vary by more than a tenth."""
@@ -56,10 +62,6 @@ class Gaussians:
     def unpack(self, stored: Tensor) -> Tensor:
         """Return stored samples."""
         return stored.float()
-
-    def _moments(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
-        mean, raw = parameters.float().chunk(2, -1)
-        return mean, F.softplus(raw) + self.min_std
 
 
 class Categoricals:
@@ -101,13 +103,22 @@ class Categoricals:
         probs = softmax(parameters.float().unflatten(-1, (self.num_variables, self.num_classes)))
         return probs if self.unimix == 0.0 else (1.0 - self.unimix) * probs + self.unimix / self.num_classes
 
-    def divergence(self, left: Tensor, right: Tensor) -> Tensor:
-        """Return the Kullback-Leibler divergence [...] of the distributions with these parameters, in nats."""
-        return (self.probs(left) * (self.log_probs(left) - self.log_probs(right))).sum((-2, -1))
+    def distribution(self, parameters: Tensor) -> Distribution:
+        """Return `probs` and their logarithms."""
+        probs = self.probs(parameters)
+        if self.unimix:
+            return probs, probs.log()
+        return probs, parameters.float().unflatten(-1, (self.num_variables, self.num_classes)).log_softmax(-1)
 
-    def entropy(self, parameters: Tensor) -> Tensor:
+    def divergence(self, left: Distribution, right: Distribution) -> Tensor:
+        """Return the Kullback-Leibler divergence [...] of one distribution from another, in nats."""
+        (probs, log_probs), (_, other_log_probs) = left, right
+        return (probs * (log_probs - other_log_probs)).sum((-2, -1))
+
+    def entropy(self, distribution: Distribution) -> Tensor:
         """Return the entropy [...] in nats."""
-        return -(self.probs(parameters) * self.log_probs(parameters)).sum((-2, -1))
+        probs, log_probs = distribution
+        return -(probs * log_probs).sum((-2, -1))
 
     def usage(self, parameters: Tensor) -> float:
         """Return the share of the classes that are in use over all rows [R, ...]: 1 if all are equally."""
@@ -127,11 +138,11 @@ class Categoricals:
         code = one_hot(index, self.num_classes)
         return (code + (probs - probs.detach()) if probs.requires_grad else code).flatten(-2)
 
-    def log_probs(self, parameters: Tensor) -> Tensor:
-        """Return the logarithms of `probs`."""
-        if self.unimix:
-            return self.probs(parameters).log()
-        return parameters.float().unflatten(-1, (self.num_variables, self.num_classes)).log_softmax(-1)
+
+def detached(distribution: Distribution) -> Distribution:
+    """Return a distribution that no gradient reaches."""
+    first, second = distribution
+    return first.detach(), second.detach()
 
 
 def one_hot(index: Tensor, num_classes: int) -> Tensor:
