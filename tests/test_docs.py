@@ -257,6 +257,13 @@ def test_links_lead_somewhere(page):
             assert anchor in headings, f"{named(page)} links to {target}"
 
 
+def test_the_overview_leads_to_every_algorithm():
+    folder = ROOT / "docs" / "algorithms"
+    overview = (folder / "README.md").read_text()
+    own = {path.stem for path in (ROOT / "src" / "rl_lab" / "workflows").glob("[a-z]*.py")}
+    assert not {name for name in own if f"({name}.md)" not in overview}
+
+
 def files_named(page: Path) -> set[str]:
     return set(
         re.findall(

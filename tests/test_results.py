@@ -107,3 +107,14 @@ def test_dreamer_scores():
     # As the published curves were made: 50k decisions of one simulator step each.
     single = training_score("dreamerv3_dmc_single_steps.csv")
     assert single["dreamerv3_2023_finger-spin"] >= 700.0
+
+
+def test_the_table_that_compares_algorithms():
+    page = Path(__file__).parent.parent / "docs" / "algorithms" / "README.md"
+    tasks = ("cartpole-swingup", "walker-walk", "finger-spin")
+    rows = [row for row in page.read_text().splitlines() if row.startswith(tuple(f"| {task} |" for task in tasks))]
+    table = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)}
+    control = training_score("dreamerv3_dmc_training.csv")
+    for task in tasks:
+        found = (score(task)[0], control[f"dreamerv3_{task}"], control.get(f"dreamerv3_2023_{task}"))
+        assert table[task] == ["" if mean is None else f"{mean:.0f}" for mean in found]
