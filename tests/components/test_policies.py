@@ -1,5 +1,7 @@
 """Policies of Dreamer against torch's distributions; noise is an argument, gradients reach the parameters."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -67,6 +69,25 @@ def test_tanh_normal():
     actions = 0.9 * torch.rand(5, 2, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(policy.log_prob(given, actions), expected.log_prob(actions), rtol=1e-4, atol=1e-4)
     assert policy.mode(given).abs().max() < 1
+
+
+@pytest.mark.parametrize(("std", "tolerance"), [(0.1, 1e-3), (0.8, 1e-3), (1.5, 1e-3), (3.0, 0.05), (5.0, 0.15)])
+@pytest.mark.parametrize("mean", [0.0, 0.5, 2.0])
+def test_the_entropy_of_a_tanh_normal_is_that_of_its_actions(mean, std, tolerance):
+    policy = TanhNormal(1, initial_std=std)
+    given = torch.tensor([5.0 * math.atanh(mean / 5.0), 0.0])
+    raw = torch.linspace(mean - 10 * std, mean + 10 * std, 400_001, dtype=torch.float64)
+    density = torch.distributions.Normal(mean, std).log_prob(raw).exp()
+    lost = (1.0 - raw.tanh().square()).clamp(min=1e-300).log()
+    lost = torch.where(raw.abs() > 15.0, 2.0 * (math.log(2.0) - raw.abs()), lost)
+    expected = torch.distributions.Normal(mean, std).entropy() + (density * lost).sum() * 20 * std / 400_000
+    assert policy.entropy(given).item() == pytest.approx(expected.item(), abs=tolerance)
+
+
+def test_no_deviation_of_a_tanh_normal_has_more_entropy_than_even_actions():
+    found = [TanhNormal(1, initial_std=std).entropy(torch.zeros(2)).item() for std in (0.1, 0.5, 0.9, 2.0, 5.0, 10.0)]
+    assert max(found) == found[2] <= math.log(2.0)  # of actions spread evenly over [-1, 1]
+    assert found == sorted(found[:3]) + sorted(found[3:], reverse=True)
 
 
 def test_truncated_normal_against_numerical_integration():

@@ -202,6 +202,28 @@ def flags(batch):
     return {name: batch[name] for name in ("is_first", "is_last")}
 
 
+def test_a_window_whose_latents_nobody_stored_begins_from_nothing(monkeypatch):
+    """Data that another policy collected: an update stores latents in its own rows, the others still have none."""
+    workflow, collector, _ = collected(monkeypatch=monkeypatch)
+    source = replay(SeedTree(1), window=5, batch_size=2, num_envs=2, capacity=400, min_size=1)
+    trajectory = collector.collect(workflow.act, 50).trajectory
+    source.add(Batch(**{name: trajectory[name] for name in (*FIELDS, "next_observations")}))
+    start = next(
+        i for i in range(20, 40) if not source.ring.last[2 * i] and not source.ring.columns["is_first"][2 * i + 2]
+    )
+    seen, other = (source.windows.expand(np.array(rows)) for rows in ([0, 1], [2 * start]))
+    before = source.gather(other)
+    assert "deter" not in before
+    batch = source.gather(seen)
+    source.write(batch.rows, workflow.update_agent(batch, phase=PHASE).columns)
+    after = source.gather(other)
+    assert "deter" in after
+    with torch.no_grad():
+        from_nothing, from_stored = (workflow._see(batch).observed.states for batch in (before, after))
+    for name, states in from_nothing.items():
+        assert torch.equal(from_stored[name], states)
+
+
 @pytest.mark.parametrize("captured", [False, True])
 def test_a_step_that_is_not_finite_leaves_nothing_behind(captured):
     """Neither in the weights, nor in running statistics, nor in the latents that replay keeps."""

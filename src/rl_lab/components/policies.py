@@ -148,12 +148,18 @@ class TanhNormal(_Gaussian):
         """Return log-densities [...]."""
         mean, std = self.moments(parameters)
         raw = actions.clamp(-1.0 + 1e-6, 1.0 - 1e-6).atanh()
-        correction = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))  # log(1 - tanh(raw)^2), stably
-        return (-0.5 * ((raw - mean) / std).square() - std.log() - LOG_ROOT_TWO_PI - correction).sum(-1)
+        return (-0.5 * ((raw - mean) / std).square() - std.log() - LOG_ROOT_TWO_PI - _log_slope(raw)).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """Return the entropy [...] of the Gaussian before the squash: the other has no closed form."""
-        return (self.moments(parameters)[1].log() + 0.5 + LOG_ROOT_TWO_PI).sum(-1)
+        """Return the entropy [...] in nats: the Gaussian's, and what the squash takes from it, by the trapezoid rule.
+
+        That of the Gaussian alone has no bound, so a bonus on it would drive actions to both ends.
+        """
+        mean, std = self.moments(parameters)
+        points = torch.linspace(-4.0, 4.0, 17, device=mean.device)
+        slopes = _log_slope(mean.unsqueeze(-1) + std.unsqueeze(-1) * points)
+        lost = (slopes * (-0.5 * points.square()).softmax(-1)).sum(-1)
+        return (std.log() + 0.5 + LOG_ROOT_TWO_PI + lost).sum(-1)
 
 
 class TruncatedNormal(_Gaussian):
@@ -196,6 +202,11 @@ class TruncatedNormal(_Gaussian):
         mass = _cumulative(high) - _cumulative(low)
         spread = (low * _density(low) - high * _density(high)) / (2.0 * mass)
         return (std.log() + mass.log() + 0.5 + LOG_ROOT_TWO_PI + spread).sum(-1)
+
+
+def _log_slope(raw: Tensor) -> Tensor:
+    """Return log(1 - tanh(raw)^2), stably."""
+    return 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
 
 
 def _cumulative(values: Tensor) -> Tensor:

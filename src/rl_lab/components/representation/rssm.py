@@ -181,5 +181,5 @@ class RSSM(nn.Module):
         return {"deter": state["deter"].to(torch.bfloat16), "stoch": self.variable.pack(state["stoch"])}
 
     def unpack(self, stored: Mapping[str, Tensor]) -> State:
-        """Return a state that replay stored."""
+        """Return a state that replay stored; where it stored none yet, that of an episode that begins."""
         return {"deter": stored["deter"].float(), "stoch": self.variable.unpack(stored["stoch"])}

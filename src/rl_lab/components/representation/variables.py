@@ -73,7 +73,7 @@ class Categoricals:
     def __init__(
         self,
         num_variables: Count = 32,
-        num_classes: Annotated[int, Range(2, 256)] = 32,
+        num_classes: Annotated[int, Range(2, 255)] = 32,  # each, and nothing, is a byte of replay
         unimix: Unit = 0.01,
     ) -> None:
         self.num_variables, self.num_classes, self.unimix = num_variables, num_classes, unimix
@@ -127,12 +127,12 @@ class Categoricals:
         return (used.mean() / self.num_classes).item()
 
     def pack(self, samples: Tensor) -> Tensor:
-        """Return samples as they are stored: class indices."""
-        return samples.unflatten(-1, (self.num_variables, self.num_classes)).argmax(-1).to(torch.uint8)
+        """Return samples as they are stored: class indices from 1 on, since 0 is what replay has before."""
+        return samples.unflatten(-1, (self.num_variables, self.num_classes)).argmax(-1).add_(1).to(torch.uint8)
 
     def unpack(self, stored: Tensor) -> Tensor:
-        """Return stored samples as codes."""
-        return one_hot(stored.long(), self.num_classes).flatten(-2)
+        """Return stored samples as codes; where nothing was stored, zeros, as where an episode begins."""
+        return one_hot(stored.long(), self.num_classes + 1)[..., 1:].flatten(-2)
 
     def _code(self, index: Tensor, probs: Tensor) -> Tensor:
         code = one_hot(index, self.num_classes)
