@@ -230,6 +230,7 @@ def build_evaluator(
         section.episodes,
         counters=lambda: (counters.env_steps, counters.agent_steps),
         inspect=workflow.inspect if section.inspect and workflow.inspects else None,
+        explore=section.explore,
     )
 
 

@@ -80,6 +80,7 @@ class EvaluationSection:
     every: Count | None = 10_000  # agent steps; null leaves it to the hook 'evaluate'
     episodes: Annotated[int, Range(1, 1_000_000)] = 10
     num_envs: Annotated[int, Range(1, 100_000)] | None = None  # by default one per episode, at most ten
+    explore: bool = False  # act with the chance of training, else as well as the agent can
     inspect: bool = True  # let a workflow that can look at the episodes with its model
 
 

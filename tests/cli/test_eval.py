@@ -110,3 +110,16 @@ def test_a_workflow_without_planner_or_model_is_told_so(runs, capsys):
     assert "DQNWorkflow has no model to look into" in capsys.readouterr().err
     assert "inspection" not in evaluated(capsys, runs / "dqn", "--episodes", 1)
     assert not (runs / "dqn" / "pictures").exists()
+
+
+def test_a_run_may_evaluate_with_the_chance_of_training(tmp_path, capsys):
+    for explore in ("true", "false"):
+        assert main(train("dqn", tmp_path / explore, f"evaluation.explore={explore}")) == 0
+    with_chance, without = (
+        json.loads((tmp_path / explore / "summary.json").read_text())["last_evaluation"]["returns"]
+        for explore in ("true", "false")
+    )
+    assert with_chance != without
+    plain, explored = (evaluated(capsys, tmp_path / "false", *words)["returns"] for words in ((), ("--explore",)))
+    assert plain != explored
+    assert explored == evaluated(capsys, tmp_path / "true")["returns"]  # as the run itself does, without being asked

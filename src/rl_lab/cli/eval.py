@@ -24,7 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", choices=["best", "last"], default="best", help="weights of the best evaluation, or the last"
     )
-    parser.add_argument("--explore", action="store_true", help="act as in training, with noise")
+    parser.add_argument(
+        "--explore",
+        action="store_true",
+        help="act with the chance of training, as runs with evaluation.explore=true do",
+    )
     parser.add_argument(
         "--planner", choices=["on", "off", "both"], help="act with or without planning, or compare them"
     )

@@ -90,7 +90,7 @@ def _play(arguments: argparse.Namespace, plan: bool | None, *, first: bool) -> t
         with device_stream(experiment.device):
             act = CapturedAct(workflow.act) if experiment.captures else workflow.act
             returns, lengths, inspection = play_and_inspect(
-                collector, act, arguments.episodes, inspect, explore=arguments.explore
+                collector, act, arguments.episodes, inspect, explore=arguments.explore or experiment.evaluator.explore
             )
             if gif is not None:
                 write_gif(gif, record_episode(experiment))

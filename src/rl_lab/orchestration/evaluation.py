@@ -73,8 +73,10 @@ class Evaluator:
         *,
         counters: Callable[[], tuple[int, int]],
         inspect: Inspect | None = None,
+        explore: bool = False,
     ) -> None:
-        self.collector, self.act, self.episodes, self.inspect = collector, act, episodes, inspect
+        self.collector, self.act, self.episodes = collector, act, episodes
+        self.inspect, self.explore = inspect, explore
         self._counters = counters  # env_steps, agent_steps
         self.history: list[Evaluation] = []
         self.inspection = Inspection()  # of the latest evaluation
@@ -83,7 +85,9 @@ class Evaluator:
         """Evaluate, remember it, and return its metrics."""
         seeds = self.collector.seeds
         self.collector.generator.manual_seed(seeds.seed(f"{self.collector.stream}/index", len(self.history)))
-        returns, lengths, self.inspection = play_and_inspect(self.collector, self.act, self.episodes, self.inspect)
+        returns, lengths, self.inspection = play_and_inspect(
+            self.collector, self.act, self.episodes, self.inspect, explore=self.explore
+        )
         env_steps, agent_steps = self._counters()
         self.history.append(Evaluation(env_steps, agent_steps, tuple(returns), tuple(lengths)))
         return {**self.inspection.metrics, **self.history[-1].metrics()}
