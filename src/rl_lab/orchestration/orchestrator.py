@@ -80,7 +80,7 @@ class Orchestrator:
         self.scheduler, self.evaluator, self.counters = parts.scheduler, parts.evaluator, parts.counters
         self.recorder = Recorder(folder, tensorboard=settings.tensorboard, dashboard=dashboard)
         self._logged_steps = self._logged_updates = 0
-        self._evaluated_steps = 0
+        self._evaluated_steps = self._evaluated_updates = 0
         self._saved_steps = 0
         self._saved_at = self._started_at = time.monotonic()
         self._wall_before = 0.0  # seconds of earlier sessions
@@ -262,7 +262,7 @@ class Orchestrator:
             self.recorder.warn(f"{lost} environments did not come back the same: their episodes were cut there")
         run = checkpoint.state["run"]
         self._logged_steps, self._logged_updates = run["logged_steps"], run["logged_updates"]
-        self._evaluated_steps = run["evaluated_steps"]
+        self._evaluated_steps, self._evaluated_updates = run["evaluated_steps"], run["evaluated_updates"]
         self._wall_before = run["wall_seconds"]
         self._rollbacks = max(self._rollbacks, run["rollbacks"])
         self._phase = self.scheduler.current_phase().name  # also passes the end of a cycle that was just finished
@@ -284,6 +284,7 @@ class Orchestrator:
             "logged_steps": self._logged_steps,
             "logged_updates": self._logged_updates,
             "evaluated_steps": self._evaluated_steps,
+            "evaluated_updates": self._evaluated_updates,
             "rollbacks": self._rollbacks,
             "jsonl_offset": self.recorder.sync(),
             "wall_seconds": self._wall_seconds(),
@@ -356,8 +357,9 @@ class Orchestrator:
         return steps is not None and self.counters.agent_steps - self._saved_steps >= steps
 
     def _finish(self) -> None:
-        last = self.evaluator.last
-        untested = self.parts.workflow.acts and (last is None or last.agent_steps < self.counters.agent_steps)
+        evaluated = (self._evaluated_steps, self._evaluated_updates)
+        current = (self.counters.agent_steps, self.counters.updates)  # offline, only updates make another agent
+        untested = self.parts.workflow.acts and (self.evaluator.last is None or evaluated != current)
         self._take_captured()
         if untested or len(self.parts.sums):
             self.counters.actions += 1  # what follows is in no checkpoint yet, not even in one of the last cycle's end
@@ -373,7 +375,7 @@ class Orchestrator:
     def _record_evaluation(self) -> None:
         evaluation = self.evaluator.last
         assert evaluation is not None
-        self._evaluated_steps = self.counters.agent_steps
+        self._evaluated_steps, self._evaluated_updates = self.counters.agent_steps, self.counters.updates
         inspection = self.evaluator.inspection
         metrics: dict[str, Any] = prefixed("evaluate", {**inspection.metrics, **evaluation.metrics()})
         self._write(metrics | {"eval/returns": list(evaluation.returns)})

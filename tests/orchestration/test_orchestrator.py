@@ -1,0 +1,52 @@
+"""Orchestrator: what a small run leaves in its folder: evaluations, records, the best agent."""
+
+import json
+
+from rl_lab.composition import load_experiment
+from rl_lab.orchestration.checkpoint import CheckpointManager
+from rl_lab.runs import run_training
+from tests.reliability.compare import records
+
+SMALL = (
+    "training.total_timesteps=128",
+    "environment.num_envs=2",
+    "evaluation.every=null",
+    "evaluation.episodes=1",
+    "logging.tensorboard=false",
+    "buffer.min_size=16",
+    "buffer.batch_size=8",
+    "components.q_network.hidden=[8]",
+)
+
+
+def phase(name, hooks, kind="online", **duration):
+    (key, value), *_ = duration.items()
+    return f"{{name: {name}, type: {kind}, buffer: replay, {key}: {value}, workflow_hooks: [{hooks}]}}"
+
+
+def train(folder, phases, *choices):
+    """Run a small agent through phases; return its summary."""
+    config = load_experiment("dqn_cartpole", [*SMALL, f"training.phases=[{', '.join(phases)}]", *choices])
+    return run_training(config, run_dir=folder, new=True, quiet=True).summary
+
+
+def found(folder, key):
+    return [record for record in records(folder) if record["key"] == key]
+
+
+def test_the_last_agent_is_evaluated_when_a_curriculum_ends_with_updates(tmp_path):
+    """Of an offline phase only the updates make another agent."""
+    phases = [
+        phase("online", "{collect: 16}", duration_steps=64),
+        phase("offline", "{update_controller: 4}", "offline", duration_updates=8),
+    ]
+    train(tmp_path / "run", phases, "evaluation.every=32")
+    stands = [(r["tags"]["agent_steps"], r["tags"]["updates"]) for r in found(tmp_path / "run", "eval/return_mean")]
+    assert stands == [(32, 0), (64, 0), (64, 8)]
+    ended = CheckpointManager(tmp_path / "run").load_latest()
+    assert (ended.state["run"]["evaluated_steps"], ended.state["run"]["evaluated_updates"]) == (64, 8)
+
+
+def test_an_agent_that_was_evaluated_last_is_not_evaluated_again(tmp_path):
+    train(tmp_path / "run", [phase("p", "{collect: 16}, update_controller, evaluate", duration_steps=32)])
+    assert len(found(tmp_path / "run", "eval/return_mean")) == 1
