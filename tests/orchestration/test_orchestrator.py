@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+import torch
+
 from rl_lab.composition import load_experiment
+from rl_lab.orchestration import evaluation
 from rl_lab.orchestration.checkpoint import CheckpointManager
 from rl_lab.runs import run_training
 from tests.reliability.compare import records
@@ -50,3 +54,28 @@ def test_the_last_agent_is_evaluated_when_a_curriculum_ends_with_updates(tmp_pat
 def test_an_agent_that_was_evaluated_last_is_not_evaluated_again(tmp_path):
     train(tmp_path / "run", [phase("p", "{collect: 16}, update_controller, evaluate", duration_steps=32)])
     assert len(found(tmp_path / "run", "eval/return_mean")) == 1
+
+
+@pytest.fixture
+def chance_decides(monkeypatch):
+    """Let every return depend on the generator that is seeded by the number of the evaluation."""
+    play = evaluation.play_and_inspect
+
+    def played(collector, *given, **options):
+        returns, lengths, inspection = play(collector, *given, **options)
+        shift = float(torch.rand((), generator=collector.generator))
+        return [value + 1000 * shift for value in returns], lengths, inspection
+
+    monkeypatch.setattr(evaluation, "play_and_inspect", played)
+
+
+def test_each_of_several_evaluations_is_recorded_and_the_best_agent_is_kept(tmp_path, chance_decides):
+    train(tmp_path / "run", [phase("p", "{collect: 16}, update_controller, {evaluate: 4}", duration_steps=96)])
+    manager = CheckpointManager(tmp_path / "run")
+    history = manager.load_latest().state["evaluation"]["returns"].mean(1).tolist()
+    assert len(history) == 12
+    assert [record["value"] for record in found(tmp_path / "run", "eval/return_mean")] == history
+    best = json.loads((tmp_path / "run/best/manifest.json").read_text())
+    assert best["evaluation"]["return_mean"] == max(history)
+    assert history.index(max(history)) % 4 < 3  # not the last of its hook
+    assert best["counters"]["agent_steps"] == 32 * (1 + history.index(max(history)) // 4)

@@ -62,8 +62,7 @@ def run_hook(
     if hook.name == "evaluate":
         if evaluate is None:
             raise ValueError("the phase has the hook 'evaluate', but the loop was given no evaluate function")
-        results = [evaluate() for _ in range(hook.times)]
-        return Event(hook.name, phase.name, metrics=results[-1])
+        return Event(hook.name, phase.name, metrics=evaluate())
     if capture is not None:
         return _captured_update(hook, phase, workflow, sources, capture)
     return _update(hook, phase, workflow, sources, on_nonfinite)

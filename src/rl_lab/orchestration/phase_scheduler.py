@@ -108,26 +108,26 @@ class PhaseScheduler:
         if hook is None or hook.name != name:
             raise ValueError(f"advance('{name}'), but the next action is '{None if hook is None else hook.name}'")
         self._pending = self._place = None
+        phase = self.phases[self.phase_index]
+        declared = phase.hooks[self.hook_index]
         if hook.is_update:
             done = hook.times if updates is None else updates
             self._active |= done > 0
             self.updates += done
             self.phase_updates += done
-            self.calls_done += hook.times
-            phase = self.phases[self.phase_index]
-            declared = phase.hooks[self.hook_index]
             if declared.ratio is not None:
                 self.ratio_calls[self.hook_index] += hook.times
-            if self._times(phase, declared) > 0:
-                return
+        elif name == "evaluate":
+            self._active = True
         else:
-            self._active |= steps > 0 or name == "evaluate"
+            self._active |= steps > 0
             self.agent_steps += steps
             self.phase_steps += steps
-            if name == "collect":
-                for index in self._accruing:
-                    self.ratio_steps[index] += steps
-        self._finish_hook()
+            for index in self._accruing:
+                self.ratio_steps[index] += steps
+        self.calls_done += hook.times
+        if name == "collect" or self._times(phase, declared) == 0:
+            self._finish_hook()
 
     def get_state(self) -> dict[str, Any]:
         """Return the place inside the curriculum, the cycle and the hook, and the update debt.
@@ -162,6 +162,8 @@ class PhaseScheduler:
 
     def _times(self, phase: Phase, hook: Hook) -> int:
         """Return how many calls are left of this hook in this cycle, at most one event's worth."""
+        if hook.name == "evaluate":
+            return min(hook.times - self.calls_done, 1)  # each evaluation has records, pictures and an agent of its own
         if not hook.is_update:
             return hook.times
         if not self._can_run(phase, hook):
