@@ -8,6 +8,7 @@ import torch
 from rl_lab.composition import load_experiment
 from rl_lab.orchestration import evaluation
 from rl_lab.orchestration.checkpoint import CheckpointManager
+from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.runs import run_training
 from tests.reliability.compare import records
 
@@ -31,7 +32,7 @@ def phase(name, hooks, kind="online", **duration):
 def train(folder, phases, *choices):
     """Run a small agent through phases; return its summary."""
     config = load_experiment("dqn_cartpole", [*SMALL, f"training.phases=[{', '.join(phases)}]", *choices])
-    return run_training(config, run_dir=folder, new=True, quiet=True).summary
+    return run_training(config, run_dir=folder, quiet=True).summary
 
 
 def found(folder, key):
@@ -79,3 +80,43 @@ def test_each_of_several_evaluations_is_recorded_and_the_best_agent_is_kept(tmp_
     assert best["evaluation"]["return_mean"] == max(history)
     assert history.index(max(history)) % 4 < 3  # not the last of its hook
     assert best["counters"]["agent_steps"] == 32 * (1 + history.index(max(history)) // 4)
+
+
+PHASES = [
+    phase("fill", "{collect: 16}", duration_steps=32),
+    phase("first", "{update_controller: 2}", "offline", duration_updates=4),
+    phase("second", "{update_controller: 2}", "offline", duration_updates=6),
+    phase("last", "{collect: 16}, update_controller", duration_steps=64),
+]
+
+
+def losses(folder):
+    """Say of every record of the loss: its phase, its step, its counters and its value."""
+    return [
+        (*[record["tags"][name] for name in ("phase", "agent_steps", "updates")], record["step"], record["value"])
+        for record in found(folder, "controller/loss")
+    ]
+
+
+def test_the_metrics_of_a_phase_are_written_under_its_name_when_it_ends(tmp_path):
+    train(tmp_path / "rare", PHASES)
+    train(tmp_path / "often", PHASES, "logging.every=1")
+    rare, often = losses(tmp_path / "rare"), losses(tmp_path / "often")
+    assert [entry[:4] for entry in rare] == [("first", 32, 4, 32), ("second", 32, 10, 32), ("last", 96, 12, 96)]
+    for name, *_, mean in rare:
+        values = [entry[-1] for entry in often if entry[0] == name]
+        assert mean == pytest.approx(sum(values) / len(values), rel=1e-6)
+
+
+def test_a_save_at_every_action_changes_no_record_of_a_phase(tmp_path, monkeypatch):
+    train(tmp_path / "whole", PHASES)
+    consume = Orchestrator._consume
+
+    def consume_one(self, event):
+        consume(self, event)
+        self.stop()
+
+    monkeypatch.setattr(Orchestrator, "_consume", consume_one)
+    while not train(tmp_path / "stopped", PHASES)["finished"]:
+        pass
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")

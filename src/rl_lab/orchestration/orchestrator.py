@@ -88,6 +88,7 @@ class Orchestrator:
         self._stopping = False
         self._cycles = 0
         self._phase = self.scheduler.current_phase().name
+        self._phase_index = self.scheduler.phase_index
         self._is_online = {phase.name: phase.type == "online" for phase in self.scheduler.phases}
         self._shown: dict[str, float] = {}
         self._failed_saves = 0
@@ -266,7 +267,7 @@ class Orchestrator:
         self._wall_before = run["wall_seconds"]
         self._rollbacks = max(self._rollbacks, run["rollbacks"])
         self._phase = self.scheduler.current_phase().name  # also passes the end of a cycle that was just finished
-        self._cycles = self.scheduler.cycles
+        self._cycles, self._phase_index = self.scheduler.cycles, self.scheduler.phase_index
         self._saved_steps = self._steps_before = self.counters.agent_steps
         self._updates_before = self.counters.updates
         self.recorder.truncate(run["jsonl_offset"])
@@ -341,7 +342,12 @@ class Orchestrator:
         self._num_incidents = len(self.parts.incidents)
         steps, updates = self.counters.agent_steps, self.counters.updates
         since = steps - self._logged_steps if online else updates - self._logged_updates
-        if since >= self.settings.log_every:
+        phase_ended = self.scheduler.phase_index > self._phase_index and not self.scheduler.is_finished()
+        self._phase_index = self.scheduler.phase_index
+        if phase_ended:
+            self._take_captured()
+        # What a phase says of itself must not be taken for the next one's.
+        if since >= self.settings.log_every or (phase_ended and len(self.parts.sums)):
             self._log_means()
         every = self.settings.evaluate_every if self.parts.workflow.acts else None
         if every is not None and steps // every > self._evaluated_steps // every:
