@@ -107,6 +107,31 @@ def test_a_state_whose_beginning_is_unknown_is_refused():
         make_collector().collect(keeps, 1)
 
 
+def test_act_state_is_reset_by_name_whatever_its_order():
+    def act(observations, state, *, explore=True, generator=None):
+        actions = torch.randint(2, (len(observations),), generator=generator)
+        said = {"score": state["score"] + 1, "count": state["count"] + 1}
+        return Act(actions, said, {"score": state["score"], "count": state["count"]})
+
+    collector = make_collector(initial_state={"count": torch.zeros(3), "score": torch.full((3,), 100.0)})
+    batch = collector.collect(act, 60).trajectory
+    assert torch.equal(batch["score"], batch["count"] + 100)
+    assert batch.dones.any()
+
+
+@pytest.mark.parametrize(("first", "then"), [("mean", None), (None, "mean"), ("mean", "means")])
+def test_columns_that_come_or_go_between_steps_are_refused_by_name(first, then):
+    names = iter([first, first, then])
+
+    def act(observations, state=None, **_):
+        name = next(names)
+        return Act(torch.zeros(3, dtype=torch.int64), None, {} if name is None else {name: torch.zeros(3)})
+
+    with pytest.raises(ValueError, match="the same columns at every step") as refused:
+        make_collector().collect(act, 3)
+    assert all(f"'{name}'" in str(refused.value) for name in (first, then) if name)
+
+
 def test_random_actions_keep_extras_and_state_and_leave_the_act_stream_alone():
     options = {"initial_state": {"count": torch.zeros(3, dtype=torch.int64)}}
     collector = make_collector("tiny/CartPole", **options)
@@ -165,6 +190,18 @@ def test_restores_exactly_by_seed_and_replay(id):
     np.testing.assert_array_equal(collector.running_returns, other.running_returns)
 
 
+def test_restores_exactly_when_a_policy_uses_the_memory_of_its_actions_again():
+    memory = torch.zeros(3, dtype=torch.int64)
+
+    def act(observations, state=None, *, explore=True, generator=None):
+        return Act(memory.copy_(torch.randint(2, (3,), generator=generator)))
+
+    collector, other = make_collector(), make_collector()
+    actions = collector.collect(act, 8).trajectory.actions
+    assert actions.unique().tolist() == [0, 1]
+    assert other.set_state(collector.get_state())
+
+
 def test_restoring_that_fails_starts_a_new_episode_and_says_so():
     collector = make_collector(num_envs=3)
     collector.collect(random_act(), 5)
@@ -197,3 +234,15 @@ def test_four_value_view():
             assert not np.array_equal(infos["final_observation"][row], observations[row].numpy())
             assert observations[row].abs().max() < 0.06  # a fresh start
     assert ended > 0
+
+
+def test_the_four_value_view_begins_another_episode_at_each_reset():
+    collector = make_collector(num_envs=2)
+    environment = SteppedEnvironment(collector)
+    beginnings = [environment.reset()]
+    assert torch.equal(environment.reset(), beginnings[0])  # nobody has played it
+    for _ in range(3):
+        environment.step(torch.zeros(2, dtype=torch.int64))
+        beginnings.append(environment.reset())
+    assert len({tuple(seen.flatten().tolist()) for seen in beginnings}) == 4
+    assert collector.running_lengths.tolist() == [0, 0]

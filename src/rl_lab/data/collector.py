@@ -99,6 +99,11 @@ class RolloutCollector:
                 for name, column in said.extras.items():
                     extras[name] = torch.empty((num_steps, *column.shape), dtype=column.dtype)
             actions[t] = taken
+            if said.extras.keys() != extras.keys():
+                raise ValueError(
+                    f"the extras of a policy must be the same columns at every step: they were {sorted(extras)} and "
+                    f"are now {sorted(said.extras)}; return all of them always, zeros where there is nothing to say"
+                )
             for name, column in said.extras.items():
                 extras[name][t] = column
             if said.state is not None:
@@ -108,7 +113,7 @@ class RolloutCollector:
                         "this policy keeps a state, but the Collector does not know how an episode begins; "
                         "give it initial_state=workflow.initial_state(num_envs)"
                     )
-            self._actions.append(taken)
+            self._actions.append(taken.copy())  # a policy may use its memory again
             successor, reward, ended, cut, info = self.environments.step(taken)
             rewards[t], terminated[t], truncated[t] = reward, ended, cut
             if single:
@@ -277,8 +282,11 @@ class RolloutCollector:
         self.observations, _ = self.environments.reset(seed=seeds, options={"reset_mask": done})
         if self.state is not None:
             ended = torch.from_numpy(done)
-            for leaf, first in zip(tree_leaves(self.state), tree_leaves(self._initial_state), strict=True):
+
+            def begin(leaf: Tensor, first: Tensor) -> None:
                 leaf[ended.to(leaf.device)] = first[ended.to(first.device)]
+
+            tree_zip(begin, self.state, self._initial_state)
 
     def _episode_seed(self, index: int) -> int:
         return self.seeds.seed(f"{self.stream}/environment", index, int(self.episode_index[index]))
@@ -320,7 +328,8 @@ class SteppedEnvironment:
 
     def reset(self) -> Tree:
         """Start a new episode everywhere."""
-        self._collector.reset()
+        if self._collector.running_lengths.any():  # an episode that nobody has played is a new one
+            self._collector.reset_episodes()
         return self.observations
 
     def step(self, actions: Any) -> tuple[Tree, Tensor, Tensor, Mapping[str, Any]]:
