@@ -1,6 +1,7 @@
 """training_loop: order, counters, write-back, skipped hooks, custom steps."""
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from rl_lab.core.phase import Hook, Phase
 from rl_lab.core.schedules import Linear
 from rl_lab.core.seeding import SeedTree
 from rl_lab.core.workflow import Act, CollectResult, Update, Workflow
-from rl_lab.data.collector import RolloutCollector
+from rl_lab.data.collector import RolloutCollector, SteppedEnvironment
 from rl_lab.data.sources import ReplaySource, StreamSource
 from rl_lab.envs.make import make_env
 from rl_lab.orchestration.loop import run_hook, training_loop
@@ -170,6 +171,105 @@ def test_a_workflow_may_collect_itself():
     assert events[0].steps == 6
     assert len(source) == 6
     assert events[0].metrics == {"collect/reward": 0.5}
+
+
+class Stepping(Recording):
+    """Steps the training environments itself; `tell` says what it returns of each step."""
+
+    def __init__(self, environment, tell=lambda count, columns: columns):
+        super().__init__()
+        self.environment, self.tell, self.count = environment, tell, 0
+
+    def collect_step(self, step, *, phase):
+        seen, num_envs = self.environment.observations, self.environment.num_envs
+        space = self.environment.action_space
+        actions = torch.full((num_envs,), self.count % 2) if hasattr(space, "n") else torch.zeros(num_envs, 1)
+        _, rewards, _, infos = self.environment.step(actions)
+        self.count += 1
+        columns = {"observations": seen, "actions": actions, "rewards": rewards}
+        columns |= {"next_observations": infos["final_observation"]}
+        columns |= {name: infos[name] for name in ("terminated", "truncated")}
+        return CollectResult(num_envs, trajectory=self.tell(self.count, columns))
+
+
+def step_for(buffers, *, tell=lambda count, columns: columns, env=("tiny/CartPole", 2), **settings):
+    """Let a workflow that steps itself collect five times for each buffer in turn; return sources and events."""
+    collector = RolloutCollector(make_env(*env, **settings), SeedTree(0))
+    sources = {name: replay(env[1], min_size=1, capacity=200) for name in ("first", "second")}
+    phases = [
+        Phase(f"{i}", hooks=(Hook("collect", 5),), buffer=name, duration_cycles=1) for i, name in enumerate(buffers)
+    ]
+    workflow = Stepping(SteppedEnvironment(collector), tell)
+    return sources, list(training_loop(workflow, PhaseScheduler(phases), collector, sources))
+
+
+def assert_true_successors(batch):
+    position, speed = batch.observations[:, 0], batch.observations[:, 1]
+    torch.testing.assert_close(batch.next_observations[:, 0], position + 0.02 * speed, rtol=0, atol=1e-5)
+
+
+def test_an_episode_that_a_workflow_steps_does_not_go_on_over_steps_that_went_elsewhere():
+    sources, _ = step_for(["first", "second", "first"])
+    for source, num_cut in ((sources["first"], 2), (sources["second"], 2)):
+        batch = transitions(source)
+        assert_true_successors(batch)
+        assert batch.truncated.sum() == num_cut
+
+
+def test_an_episode_does_not_go_on_over_steps_that_nobody_kept():
+    sources, _ = step_for(["first"], tell=lambda count, columns: columns if count not in (2, 3) else None)
+    batch = transitions(sources["first"])
+    assert len(batch) == 6
+    assert_true_successors(batch)
+
+
+def test_an_episode_goes_on_where_a_workflow_adds_to_the_replay_itself():
+    sources = {}
+
+    def tell(count, columns):
+        sources["first"].add(columns)
+
+    collector = RolloutCollector(make_env("tiny/CartPole", 2), SeedTree(0))
+    sources["first"] = replay(min_size=1)
+    phase = Phase("p", hooks=(Hook("collect", 5),), duration_cycles=1)
+    list(training_loop(Stepping(SteppedEnvironment(collector), tell), PhaseScheduler([phase]), collector, sources))
+    assert not transitions(sources["first"]).truncated.any()
+
+
+def test_steps_of_a_workflow_count_the_frames_of_repeated_actions():
+    _, (event,) = step_for(["first"], env=("tiny/Pendulum", 2), action_repeat=4)
+    assert (event.steps, event.env_steps) == (10, 40)
+
+
+def test_metrics_of_several_collections_are_means_over_their_episodes():
+    class Own(Recording):
+        def collect_step(self, step, *, phase):
+            metrics = [{"episode_return": 1.0}, {"episode_return": torch.tensor(100.0)}, {}][step]
+            return CollectResult(steps=10, episodes=[9, 1, 0][step], metrics=metrics)
+
+    _, (event,) = run([Phase("p", hooks=(Hook("collect", 3),), duration_cycles=1)], replay(), Own())
+    assert event.episodes == 10
+    assert float(event.metrics["episode_return"]) == pytest.approx(10.9)
+
+
+def test_nothing_is_said_of_a_collection_that_was_not_kept():
+    environment = make_env("tiny/CartPole", 2)
+    step, count = environment.step, 0
+
+    def broken(actions):
+        nonlocal count
+        count += 1
+        observations, rewards, *rest = step(actions)
+        return observations, rewards * (np.nan if count == 25 else 1.0), *rest
+
+    environment.step = broken
+    collector = RolloutCollector(environment, SeedTree(0))
+    phase = Phase("p", hooks=(Hook("collect", 20),), buffer="data", duration_cycles=4)
+    skip = partial(run_hook, on_nonfinite=lambda found, batch: None)
+    loop = training_loop(Recording(), PhaseScheduler([phase]), collector, {"data": replay()}, step=skip)
+    said = [event.metrics for event in loop]
+    assert said[1] == {}
+    assert all(np.isfinite(metrics["episode_return"]) for metrics in (said[0], *said[2:]) if metrics)
 
 
 def test_evaluate_hook_and_custom_step():

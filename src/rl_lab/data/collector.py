@@ -43,6 +43,7 @@ class RolloutCollector:
         self._action_generator = seeds.numpy(f"{stream}/random_actions")
         self._initial_state = initial_state
         self.episode_index = np.zeros(self.num_envs, dtype=np.int64)
+        self.frames = 0  # of the simulator that `step` has taken, action repeat included
         self.reset()
 
     def reset(self) -> Tree:
@@ -122,7 +123,7 @@ class RolloutCollector:
                 _store(successors, t, successor)
             if info:
                 infos.append(info)
-            env_steps += int(info["frames"].sum()) if "frames" in info else num_envs
+            env_steps += self._count_frames(info)
             self._finish_step(successor, reward, ended, cut, returns, lengths)
         trajectory = Batch(
             observations=visible,
@@ -193,6 +194,7 @@ class RolloutCollector:
         self._actions.append(np.array(actions))
         successor, rewards, terminated, truncated, info = self.environments.step(actions)
         self._finish_step(successor, rewards, terminated, truncated, [], [])
+        self.frames += self._count_frames(info)
         return successor, rewards, terminated, truncated, info
 
     def get_state(self) -> dict[str, Any]:
@@ -249,6 +251,9 @@ class RolloutCollector:
             masked = [seed if fresh[i] else None for i, seed in enumerate(seeds)]
             observations, _ = self.environments.reset(seed=masked, options={"reset_mask": fresh})
         return observations
+
+    def _count_frames(self, info: Mapping[str, Any]) -> int:
+        return int(info["frames"].sum()) if "frames" in info else self.num_envs
 
     def _finish_step(
         self,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -100,44 +102,64 @@ def _collect(
     capture: HookCapture | None,
 ) -> Event:
     if workflow.collects:
-        results = [_collect_step(workflow, step, phase) for step in range(hook.times)]
+        num_calls, collect = hook.times, partial(_collect_step, workflow, phase, collector)
     else:
         act = workflow.act if capture is None else capture.act(workflow.act)
         follow = workflow.follow if phase.settings.get("policy") == "random" else None
-        _end_elsewhere(sources, hook.source)
-        results = [collector.collect(act, hook.times, follow=follow)]
+        num_calls, collect = 1, lambda _: collector.collect(act, hook.times, follow=follow)
     steps = env_steps = episodes = 0
-    for result in results:
+    kept: list[CollectResult] = []
+    for step in range(num_calls):
+        added = {name: source.ring.added for name, source in sources.items() if source.ring is not None}
+        result = collect(step)
+        frames = result.extras.get("env_steps", result.steps)
         steps += result.steps
         episodes += result.episodes
-        env_steps += result.extras.get("env_steps", result.steps)
+        env_steps += frames
         if result.trajectory is None or hook.source is None:
-            continue
-        trajectory = as_trajectory(result.trajectory, collector.num_envs)
-        if not _is_finite(trajectory):
+            kept.append(result)
+        elif _is_finite(trajectory := as_trajectory(result.trajectory, collector.num_envs)):
+            kept.append(result)
+            sources[hook.source].add(trajectory)
+        else:
             on_nonfinite(f"phase '{phase.name}' collected a reward or an observation that is not finite", trajectory)
             # Nothing of it is kept, so the stream begins anew on both sides.
             sources[hook.source].close_open()
             collector.reset_episodes()
-            continue
-        sources[hook.source].add(trajectory)
-    metrics = mean_metrics([result.metrics for result in results])
+        if frames:  # dreams move no environment
+            _end_elsewhere(sources, added)
+    metrics = _mean_over_episodes(kept)
     return Event(hook.name, phase.name, steps=steps, episodes=episodes, env_steps=env_steps, metrics=metrics)
 
 
-def _end_elsewhere(sources: Mapping[str, Any], fed: str | None) -> None:
-    """End running episodes in every replay that does not get what is collected now: there they do not go on."""
-    ring = None if fed is None else sources[fed].ring
-    for source in sources.values():
-        if source.ring is not None and source.ring is not ring:
-            source.close_open()
+def _end_elsewhere(sources: Mapping[str, Any], added: Mapping[str, int]) -> None:
+    """End running episodes in every replay that still has as many decisions as before: there they do not go on."""
+    for name, count in added.items():
+        if sources[name].ring.added == count:
+            sources[name].close_open()
 
 
-def _collect_step(workflow: Workflow, step: int, phase: Phase) -> CollectResult:
+def _mean_over_episodes(results: Sequence[CollectResult]) -> Metrics:
+    """Average each metric over the episodes of several collections; one that counts none weighs like one episode."""
+    if len(results) == 1:
+        return results[0].metrics
+    totals: dict[str, Any] = {}
+    weights: dict[str, int] = {}
+    for result in results:
+        weight = max(result.episodes, 1)
+        for name, value in result.metrics.items():
+            totals[name] = totals.get(name, 0.0) + value * weight
+            weights[name] = weights.get(name, 0) + weight
+    return {name: total / weights[name] for name, total in totals.items()}
+
+
+def _collect_step(workflow: Workflow, phase: Phase, collector: Any, step: int) -> CollectResult:
+    frames = collector.frames
     result = workflow.collect_step(step, phase=phase)
     if not isinstance(result, CollectResult):
         raise TypeError(f"{type(workflow).__name__}.collect_step must return a CollectResult, not {result!r}")
-    return result
+    env_steps = collector.frames - frames or result.steps  # none: it has a world of its own
+    return replace(result, extras={"env_steps": env_steps, **result.extras})
 
 
 def _is_finite(trajectory: Batch) -> bool:
