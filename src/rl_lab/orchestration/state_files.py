@@ -67,11 +67,9 @@ def _check_header(data: bytes) -> None:
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         # A copy: shared and strided memory cannot be written, and training goes on while we write.
-        tensors[path] = value.detach().to("cpu", copy=True).contiguous()
-        return {"$tensor": path}
+        return {"$tensor": _keep(value.detach().to("cpu", copy=True).contiguous(), path, tensors)}
     if isinstance(value, np.ndarray):
-        tensors[path] = torch.from_numpy(np.array(value, order="C", copy=True))
-        return {"$array": path}
+        return {"$array": _keep(torch.from_numpy(np.array(value, order="C", copy=True)), path, tensors)}
     if isinstance(value, Mapping):
         if all(isinstance(key, str) and key not in _MARKS for key in value):
             return {key: _encode(entry, f"{path}/{key}", tensors) for key, entry in value.items()}
@@ -83,13 +81,20 @@ def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, float) and not np.isfinite(value):
-        tensors[path] = torch.tensor(value, dtype=torch.float64)
-        return {"$tensor": path}
+        return {"$tensor": _keep(torch.tensor(value, dtype=torch.float64), path, tensors)}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(
         f"state at '{path}' is a {type(value).__name__}, which cannot be saved: use tensors, arrays or plain data"
     )
+
+
+def _keep(tensor: Tensor, path: str, tensors: dict[str, Tensor]) -> str:
+    """Keep a tensor under its path, or one like it: keys with a slash, or 1 and "1", lead to the same."""
+    while path in tensors:
+        path += "'"
+    tensors[path] = tensor
+    return path
 
 
 def _encode_key(key: Any) -> Any:
