@@ -296,6 +296,18 @@ def test_history_is_not_rewritten():
             ring.write(np.arange(2), {name: torch.zeros(2)})
 
 
+@pytest.mark.parametrize("device", [None, TORCH])
+@pytest.mark.parametrize("shape", [(3, 4), (12,), (3,), (5, 3), (), (4, 2)])
+def test_columns_whose_leading_shape_is_not_their_rows_are_refused_by_name(device, shape):
+    ring = Ring(1, 50, device)
+    ring.add(World(1, never_ends=True).collect(40))
+    rows = torch.arange(12).reshape(4, 3)
+    latents = {"mean": torch.zeros(4, 3), "std": torch.zeros(shape)}
+    with pytest.raises(ValueError, match=r"column 'latents' has the shape .*\[4, 3\]"):
+        ring.write(rows, {"marks": torch.zeros(4, 3), "latents": latents})
+    assert not ring.written  # nothing is written by halves
+
+
 @pytest.mark.parametrize(("device", "other"), [(None, None), (TORCH, TORCH), (None, TORCH), (TORCH, None)])
 @pytest.mark.parametrize("num_steps", [0, 3, 50])
 def test_state_round_trip_is_exact_and_goes_on_equally(device, other, num_steps):

@@ -222,6 +222,12 @@ class Ring:
         for name, values in columns.items():
             if name in self.columns or name in _FIXED:
                 raise ValueError(f"column '{name}' is history: an update may only write columns of its own")
+            if wrong := [list(leaf.shape) for leaf in tree_leaves(values) if leaf.shape[: index.ndim] != index.shape]:
+                raise ValueError(
+                    f"column '{name}' has the shape {wrong[0]}, but its batch has {list(index.shape)}: "
+                    "return one entry for every row of the batch, in the batch's order"
+                )
+        for name, values in columns.items():
             if name not in self.extras and name not in self.written:
                 self.written[name] = self.zeros(values, index.ndim)
             if name in self.extras:
