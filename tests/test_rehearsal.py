@@ -38,6 +38,7 @@ class Short(Counting):
 def rehearse(workflow):
     collector = RolloutCollector(make_env("tiny/CartPole", 3), SeedTree(0), initial_state=workflow.initial_state(3))
     check_decisions(workflow, collector, "controllers")
+    return collector
 
 
 @pytest.mark.parametrize("kind", [Counting, Fine])
@@ -66,3 +67,28 @@ def test_a_state_whose_beginning_is_unknown_is_found():
     with pytest.raises(UserError, match="says not how an episode begins") as caught:
         rehearse(Endless())
     assert "define initial_state(num_envs)" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda count: count.double(), lambda count: count.unsqueeze(-1), lambda count: {"deep": count}]
+)
+def test_a_state_that_is_not_like_its_beginning_is_found(change):
+    class Changing(Counting):
+        def act(self, observations, state=None, *, explore=True, generator=None):
+            said = super().act(observations, state)
+            return said._replace(state={"count": change(said.state["count"])})
+
+    with pytest.raises(UserError, match=r"Changing\.act returns is not like the one of initial_state") as caught:
+        rehearse(Changing())
+    assert "torch.float32 [3]" in str(caught.value)
+
+
+def test_what_an_act_changes_in_place_is_not_the_beginning_of_an_episode():
+    class InPlace(Counting):
+        def act(self, observations, state=None, *, explore=True, generator=None):
+            observations.fill_(7.0)
+            return Act(torch.zeros(len(observations), dtype=torch.int64), {"count": state["count"].add_(1)})
+
+    collector = rehearse(InPlace())
+    assert collector.state["count"].tolist() == [0, 0, 0]
+    assert abs(collector.observations).max() < 0.06

@@ -40,8 +40,10 @@ def check_decisions(workflow: Workflow, collector: RolloutCollector, section: st
     # Two environments show what fits; a workflow that reads the context may know how many there are.
     few = bool(declared_fields(type(workflow))) and not hasattr(space, "n")
     num_rows = min(2, collector.num_envs) if few else collector.num_envs
-    observations = tree_map(lambda leaf: torch.from_numpy(leaf[:num_rows]).to(collector.device), collector.observations)
-    state = tree_map(lambda leaf: leaf[:num_rows], collector.state)
+    # Copies: what an act changes in place is the beginning of the first episodes.
+    observations = tree_map(lambda leaf: torch.tensor(leaf[:num_rows], device=collector.device), collector.observations)
+    state = tree_map(lambda leaf: leaf[:num_rows].clone(), collector.state)
+    expected = _kinds(state)
     shapes = tree_map(lambda leaf: list(leaf.shape[1:]), observations)
     generator = torch.Generator(collector.device)
     generator.manual_seed(0)  # nobody's stream
@@ -56,6 +58,14 @@ def check_decisions(workflow: Workflow, collector: RolloutCollector, section: st
                 key="workflow._target_",
                 value=name,
                 remedy="define initial_state(num_envs) and return what act gets as state at the first step",
+            )
+        if said.state is not None and (found := _kinds(said.state)) != expected:
+            raise UserError(
+                f"the state that {name}.act returns is not like the one of initial_state",
+                key="workflow._target_",
+                value=found,
+                valid=[str(expected)],
+                remedy="give both the same names, types and shapes: the run could not continue from a checkpoint",
             )
         _check_actions(said.actions, (num_rows, *space.shape), getattr(space, "n", None), name, section)
     if type(workflow).follow is not Workflow.follow:
@@ -84,6 +94,10 @@ def _check_follow(follow: Callable[[], Act], said: Act, workflow: str, shapes: T
             valid=[str(expected)],
             remedy=FOLLOW,
         )
+
+
+def _kinds(state: Tree) -> Tree:
+    return tree_map(lambda leaf: f"{leaf.dtype} {list(leaf.shape)}", state)
 
 
 def _layout(said: Act) -> Tree:
