@@ -10,6 +10,8 @@ from rl_lab.orchestration import evaluation
 from rl_lab.orchestration.checkpoint import CheckpointManager
 from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.runs import run_training
+from rl_lab.workflows.dqn import DQNWorkflow
+from tests.orchestration.test_loggers import events_of
 from tests.reliability.compare import records
 
 SMALL = (
@@ -120,3 +122,34 @@ def test_a_save_at_every_action_changes_no_record_of_a_phase(tmp_path, monkeypat
     while not train(tmp_path / "stopped", PHASES)["finished"]:
         pass
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+
+
+def shown(folder, key):
+    """Return the steps that TensorBoard shows of a key: a session that starts takes back what came from its step on."""
+    (path,) = (folder / "tensorboard").iterdir()
+    steps = []
+    for event in events_of(path):
+        if event.HasField("session_log"):
+            steps = [step for step in steps if step < event.step]
+        steps += [event.step for value in event.summary.value if value.tag == key]
+    return steps
+
+
+def test_tensorboard_forgets_what_a_rollback_takes_back(tmp_path, monkeypatch):
+    update, calls = DQNWorkflow.update_controller, 0
+
+    def broken(self, batch, *, phase):
+        nonlocal calls
+        calls += 1
+        if calls == 7:
+            batch.rewards.fill_(float("nan"))
+        return update(self, batch, phase=phase)
+
+    monkeypatch.setattr(DQNWorkflow, "update_controller", broken)
+    phases = [phase("p", "{collect: 8}, update_controller", duration_steps=160)]
+    often = ("logging.every=16", "logging.tensorboard=true", "checkpoint.every_steps=64")
+    train(tmp_path, phases, *often, "checkpoint.every_seconds=null", "training.nonfinite=rollback")
+    assert calls > 10
+    steps = [record["step"] for record in found(tmp_path, "controller/loss")]
+    assert steps == sorted(set(steps))
+    assert shown(tmp_path, "controller/loss") == steps

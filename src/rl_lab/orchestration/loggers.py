@@ -233,15 +233,19 @@ class TensorBoardLogger:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2, summary_pb2
 
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._event, self._session, self._summary = event_pb2.Event, event_pb2.SessionLog, summary_pb2.Summary
         os.makedirs(folder, exist_ok=True)
         # tensorboardX names files by the second: without the suffix a quick restart would overwrite its predecessor.
         self._writer = EventsWriter(os.path.join(folder, "events"), f".{time.time_ns()}")
         self._flushed = time.monotonic()
         self._closed = False
         if purge_step is not None:
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._writer.write_event(self._event(wall_time=time.time(), step=purge_step, session_log=start))
+            self.forget(purge_step)
+
+    def forget(self, step: int) -> None:
+        """Let TensorBoard show nothing that was written from this step on."""
+        start = self._session(status=self._session.START)
+        self._writer.write_event(self._event(wall_time=time.time(), step=step, session_log=start))
 
     def write(self, records: Sequence[Record]) -> None:
         """Write records; consecutive ones of one step share an event."""

@@ -270,7 +270,7 @@ class Orchestrator:
         self._cycles, self._phase_index = self.scheduler.cycles, self.scheduler.phase_index
         self._saved_steps = self._steps_before = self.counters.agent_steps
         self._updates_before = self.counters.updates
-        self.recorder.truncate(run["jsonl_offset"])
+        self.recorder.truncate(run["jsonl_offset"], self.counters.env_steps)
 
     def is_finished(self) -> bool:
         """Whether nothing is left to do, by the curriculum or by the return that was asked for."""

@@ -44,12 +44,7 @@ class Recorder:
         records = [Record(now, env_steps, key, value, tags) for key, value in metrics.items()]
         self._pending += records
         self.flush()
-        if self._tensorboard is not None:
-            try:
-                self._tensorboard.write(records)
-            except OSError as error:
-                self._tensorboard = None
-                self.warn(f"no more TensorBoard events: {error.strerror}")
+        self._to_tensorboard(lambda events: events.write(records))
 
     def write_pictures(self, pictures: Mapping[str, Any], env_steps: int) -> None:
         """Write each picture to `pictures/` and to TensorBoard; of each name the newest are kept."""
@@ -82,8 +77,19 @@ class Recorder:
             self._jsonl.write(self._pending)
             self._pending = []
 
-    def truncate(self, offset: int) -> None:
-        """Cut the JSON lines back to a checkpoint. If somebody has shortened them meanwhile, the run goes on."""
+    def _to_tensorboard(self, write: Callable[[TensorBoardLogger], None]) -> None:
+        if self._tensorboard is not None:
+            try:
+                write(self._tensorboard)
+            except OSError as error:
+                self._tensorboard = None
+                self.warn(f"no more TensorBoard events: {error.strerror}")
+
+    def truncate(self, offset: int, env_steps: int) -> None:
+        """Cut the JSON lines back to a checkpoint. If somebody has shortened them meanwhile, the run goes on.
+
+        TensorBoard, if its file is open, forgets what came after `env_steps`.
+        """
         self._pending = []
         logger = self._jsonl or JsonlLogger(self.folder / "metrics.jsonl")
         if offset < 0:
@@ -94,6 +100,7 @@ class Recorder:
             self.warn(f"{error}; the run goes on")
         if self._jsonl is None:
             logger.close()
+        self._to_tensorboard(lambda events: events.forget(env_steps + 1))
 
     def warn(self, text: str) -> None:
         """Show a warning once, and keep it on the dashboard; without one it goes to standard error."""
