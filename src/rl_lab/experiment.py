@@ -79,7 +79,7 @@ class Experiment:
 
     def parts(self) -> RunParts:
         """Return what the loop works with."""
-        environments = self.collector.environments
+        pools = (self.collector.environments, self.evaluator.collector.environments)
         return RunParts(
             workflow=self.workflow,
             scheduler=self.scheduler,
@@ -92,7 +92,7 @@ class Experiment:
             optimizers=self.optimizers,
             counters=self.counters,
             sums=self.sums,
-            incidents=environments.incidents if isinstance(environments, WorkerPool) else (),
+            incidents=[pool.incidents for pool in pools if isinstance(pool, WorkerPool)],
         )
 
     def max_checkpoint_bytes(self) -> int:

@@ -1,14 +1,17 @@
 """Orchestrator: what a small run leaves in its folder: evaluations, records, the best agent."""
 
 import json
+import os
+import signal
 
 import pytest
 import torch
 
+from rl_lab.build import build_experiment, fill_dims
 from rl_lab.composition import load_experiment
 from rl_lab.orchestration import evaluation
 from rl_lab.orchestration.checkpoint import CheckpointManager
-from rl_lab.orchestration.orchestrator import Orchestrator
+from rl_lab.orchestration.orchestrator import FINISHED, Orchestrator
 from rl_lab.runs import run_training
 from rl_lab.workflows.dqn import DQNWorkflow
 from tests.orchestration.test_loggers import events_of
@@ -31,10 +34,13 @@ def phase(name, hooks, kind="online", **duration):
     return f"{{name: {name}, type: {kind}, buffer: replay, {key}: {value}, workflow_hooks: [{hooks}]}}"
 
 
+def configured(phases, *choices):
+    return load_experiment("dqn_cartpole", [*SMALL, f"training.phases=[{', '.join(phases)}]", *choices])
+
+
 def train(folder, phases, *choices):
     """Run a small agent through phases; return its summary."""
-    config = load_experiment("dqn_cartpole", [*SMALL, f"training.phases=[{', '.join(phases)}]", *choices])
-    return run_training(config, run_dir=folder, quiet=True).summary
+    return run_training(configured(phases, *choices), run_dir=folder, quiet=True).summary
 
 
 def found(folder, key):
@@ -153,3 +159,21 @@ def test_tensorboard_forgets_what_a_rollback_takes_back(tmp_path, monkeypatch):
     steps = [record["step"] for record in found(tmp_path, "controller/loss")]
     assert steps == sorted(set(steps))
     assert shown(tmp_path, "controller/loss") == steps
+
+
+@pytest.mark.parametrize(
+    "phases",
+    [[phase("p", "{collect: 8}", duration_steps=16)], [phase("p", "evaluate", "eval_only", duration_cycles=1)]],
+)
+def test_a_worker_of_the_evaluation_that_is_lost_is_told(tmp_path, phases):
+    """Also when the evaluation is the last thing that a run does."""
+    config = configured(phases, "environment.workers=1")
+    experiment = build_experiment(fill_dims(config, ()), tmp_path)
+    try:
+        os.kill(experiment.evaluator.collector.environments.pids[0], signal.SIGKILL)
+        orchestrator = experiment.orchestrator(tmp_path)
+        assert orchestrator.run() == FINISHED
+        (told,) = orchestrator.recorder.warnings
+        assert "worker 0" in told
+    finally:
+        experiment.close()

@@ -93,7 +93,6 @@ class Orchestrator:
         self._shown: dict[str, float] = {}
         self._failed_saves = 0
         self._rollbacks = 0
-        self._num_incidents = 0
         self.capture = HookCapture(parts.seeds.generators, deferred=True) if settings.captures else None
         if self.capture is not None:
             parts.evaluator.act = self.capture.act(parts.workflow.act, compiled=False)
@@ -337,9 +336,7 @@ class Orchestrator:
         return ended
 
     def _end_cycle(self, *, online: bool) -> None:
-        for incident in self.parts.incidents[self._num_incidents :]:
-            self.recorder.warn(incident)
-        self._num_incidents = len(self.parts.incidents)
+        self._tell_incidents()
         steps, updates = self.counters.agent_steps, self.counters.updates
         since = steps - self._logged_steps if online else updates - self._logged_updates
         phase_ended = self.scheduler.phase_index > self._phase_index and not self.scheduler.is_finished()
@@ -381,6 +378,7 @@ class Orchestrator:
     def _record_evaluation(self) -> None:
         evaluation = self.evaluator.last
         assert evaluation is not None
+        self._tell_incidents()
         self._evaluated_steps, self._evaluated_updates = self.counters.agent_steps, self.counters.updates
         inspection = self.evaluator.inspection
         metrics: dict[str, Any] = prefixed("evaluate", {**inspection.metrics, **evaluation.metrics()})
@@ -393,6 +391,10 @@ class Orchestrator:
                 self.recorder.warn(f"the best agent could not be written: {error.strerror}; training goes on")
         if self.recorder.dashboard is not None:
             self.recorder.dashboard.evaluation(self._status())
+
+    def _tell_incidents(self) -> None:
+        for incident in (incident for pool in self.parts.incidents for incident in pool):
+            self.recorder.warn(incident)  # once
 
     def _log_means(self) -> None:
         self._logged_steps, self._logged_updates = self.counters.agent_steps, self.counters.updates

@@ -95,7 +95,7 @@ class RunParts(AgentParts):
     optimizers: Mapping[str, Optimizer] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
     sums: MetricSums = field(default_factory=MetricSums)
-    incidents: Sequence[str] = ()  # grows when a worker process had to be replaced
+    incidents: Sequence[Sequence[str]] = ()  # of each pool; grows when a worker process had to be replaced
 
     def get_state(self) -> dict[str, Any]:
         """Return everything, except the replay history that is saved in segments."""
