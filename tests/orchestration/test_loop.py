@@ -15,7 +15,7 @@ from rl_lab.core.workflow import Act, CollectResult, Update, Workflow
 from rl_lab.data.collector import RolloutCollector, SteppedEnvironment
 from rl_lab.data.sources import ReplaySource, StreamSource
 from rl_lab.envs.make import make_env
-from rl_lab.orchestration.loop import run_hook, training_loop
+from rl_lab.orchestration.loop import all_finite, run_hook, training_loop
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 
 
@@ -270,6 +270,15 @@ def test_nothing_is_said_of_a_collection_that_was_not_kept():
     said = [event.metrics for event in loop]
     assert said[1] == {}
     assert all(np.isfinite(metrics["episode_return"]) for metrics in (said[0], *said[2:]) if metrics)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("numbers", "finite"),
+    [([3e38, 3e38], True), ([-3e38, -3e38], True), ([np.inf, -np.inf], False), ([np.nan, 1.0], False), ([], True)],
+)
+def test_whether_numbers_are_finite_is_asked_without_a_warning(numbers, finite):
+    assert all_finite([torch.tensor(numbers, dtype=torch.float32)]) == finite
 
 
 def test_evaluate_hook_and_custom_step():

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from rl_lab.build import build_experiment, fill_dims
 from rl_lab.composition import load_experiment
@@ -177,3 +178,20 @@ def test_a_worker_of_the_evaluation_that_is_lost_is_told(tmp_path, phases):
         assert "worker 0" in told
     finally:
         experiment.close()
+
+
+def test_every_bad_batch_of_a_hook_is_kept(tmp_path, monkeypatch):
+    update, calls = DQNWorkflow.update_controller, 0
+
+    def broken(self, batch, *, phase):
+        nonlocal calls
+        calls += 1
+        if calls in (2, 3, 4, 7):
+            batch.rewards.fill_(float("nan")).view(-1)[0] = calls
+        return update(self, batch, phase=phase)
+
+    monkeypatch.setattr(DQNWorkflow, "update_controller", broken)
+    phases = [phase("p", "{collect: 16}, {update_controller: 5}", duration_steps=64)]
+    train(tmp_path / "run", phases, "training.nonfinite=skip")
+    kept = [float(load_file(path)["/rewards"].flatten()[0]) for path in (tmp_path / "run/nonfinite").iterdir()]
+    assert sorted(kept) == [2, 3, 4, 7]

@@ -229,13 +229,16 @@ class Orchestrator:
         return wanted and bool(self.checkpoints.numbered())
 
     def _keep_batch(self, batch: Batch | None) -> str:
-        if batch is None or len(self.checkpoints.files.names(self.folder / "nonfinite")) >= MAX_KEPT_BATCHES:
+        folder, number = self.folder / "nonfinite", f"{self.counters.actions:010d}"
+        kept = self.checkpoints.files.names(folder)
+        if batch is None or len(kept) >= MAX_KEPT_BATCHES:
             return ""
+        before = sum(name.startswith(number) for name in kept)  # one hook may meet several
         names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations", "extras")
         tensors, _ = encode({name: getattr(batch, name) for name in names})
-        path = self.folder / "nonfinite" / f"{self.counters.actions:010d}.safetensors"
+        path = folder / f"{number}{f'-{before + 1}' if before else ''}.safetensors"
         try:
-            self.checkpoints.files.make_folder(path.parent)
+            self.checkpoints.files.make_folder(folder)
             self.checkpoints.files.write(path, tensors)
         except OSError as error:
             return f" Its batch could not be kept: {error.strerror}."
