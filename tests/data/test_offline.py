@@ -263,6 +263,23 @@ def test_a_restored_source_has_what_updates_wrote(tmp_path):
         same(one.sample(), other.sample())
 
 
+@pytest.mark.parametrize("storage", ["cpu", "device", "disk"])
+def test_a_column_of_the_data_is_as_it_was_read_where_the_run_goes_back_to_before_an_update(tmp_path, storage):
+    path = write(tmp_path / "x.npz", arrays(World(1, seed=3).collect(40), single=True))
+    one, other = (source(path, columns=["marks"], storage=storage, folder=str(tmp_path)) for _ in range(2))
+    rows = np.arange(5)
+    marks = one.gather(rows)["marks"]
+    before = one.get_state()
+    one.write(rows, {"marks": marks + 1})
+    after = one.get_state()
+    for replay in (one, other):  # the other one was never written to
+        replay.set_state(after)
+        assert torch.equal(replay.gather(rows)["marks"], marks + 1)
+        replay.set_state(before)
+        assert torch.equal(replay.gather(rows)["marks"], marks)
+        assert not replay.get_state()["written"]["rewritten"]
+
+
 def test_another_data_set_is_not_taken_for_the_same(tmp_path):
     chunk = arrays(World(1, seed=3).collect(40), single=True)
     state = source(write(tmp_path / "x.npz", chunk)).get_state()

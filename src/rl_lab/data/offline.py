@@ -20,6 +20,7 @@ from rl_lab.core.batch import Batch, Tree, tree_leaves, tree_map, tree_zip
 from rl_lab.core.errors import UserError
 from rl_lab.data.replay import HISTORY, Ring
 from rl_lab.data.sources import ReplaySource, Trajectory, new_ring
+from rl_lab.data.storage import Rows
 
 MakeRing = Callable[[int, int], Ring]  # of so many rows for each of so many environments
 REQUIRED = ("observations", "actions", "rewards")
@@ -71,6 +72,7 @@ class OfflineSource(ReplaySource):
         super().__init__(
             ring.num_envs, generator, device, batch_size=batch_size, window=window, mode=mode, pad=pad, ring=ring
         )
+        self._given: dict[str, Tree] = {}  # columns that updates changed, as they were read
         if not self.ready:
             raise UserError(
                 "no episode of the data set is long enough for one window",
@@ -82,6 +84,18 @@ class OfflineSource(ReplaySource):
     def add(self, trajectory: Trajectory) -> None:
         """Refuse: a data set stays as it is."""
         raise ValueError("a data set takes nothing in: collect into another buffer")
+
+    def write(self, rows: Rows, columns: Mapping[str, Tree]) -> None:
+        """Write columns back; of those of the data set the given ones are kept."""
+        self._keep_given(columns)
+        super().write(rows, columns)
+
+    def _keep_given(self, names: Iterable[str]) -> None:
+        ring = self.ring
+        for name in names:
+            if name in ring.extras and name not in self._given:
+                whole = lambda leaf: ring.storage.export(leaf, 0, ring.num_filled * ring.num_envs)  # noqa: E731
+                self._given[name] = tree_map(whole, ring.extras[name])
 
     def close_open(self, env_mask: NDArray[np.bool_] | None = None) -> None:
         """Nothing is open here."""
@@ -104,6 +118,8 @@ class OfflineSource(ReplaySource):
                 value=self.digest[:12],
                 remedy=f"bring the files back whose digest begins with {str(state['digest'])[:12]}",
             )
+        self._keep_given(state["written"]["rewritten"])
+        self.ring.set_written({0: {"rewritten": self._given, "written": {}}})  # it may have been saved before an update
         self.ring.set_written({0: state["written"]})
 
 
