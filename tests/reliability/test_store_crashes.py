@@ -89,6 +89,26 @@ def test_an_error_at_any_step_leaves_the_old_or_the_new_and_the_process_may_go_o
             goes_on(manager, number)
 
 
+def test_a_disk_that_refuses_keeps_nothing_of_what_it_refused(moments):
+    for position, planned in enumerate(moments[:-1]):
+        if planned.step.split()[0] in ("make", "remove"):  # before there is anything; and leftovers of others
+            continue
+        disk, steps = Disk(), itertools.count()
+
+        def fail(step, position=position, steps=steps, disk=disk):
+            if next(steps) == position:
+                disk.before_step = lambda step: None
+                raise OSError(28, "No space left on device")
+
+        disk.before_step = fail
+        manager = restart(disk)
+        with contextlib.suppress(OSError):
+            save_all(manager)
+        folders = (FOLDER / "checkpoints", FOLDER / "replay" / "replay")
+        left = [name for folder in folders for name in disk.names(folder) if "tmp" in name]
+        assert not left, f"{left} after a refused step: {planned.step}"
+
+
 def power_failures(moments, schedules, seed):
     rng = random.Random(seed)
     for place in range(schedules):

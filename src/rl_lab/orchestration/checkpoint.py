@@ -15,6 +15,7 @@ import platform
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -316,9 +317,10 @@ class CheckpointManager:
         path = folder / f"{start:012d}-{digest[:12]}.safetensors"
         if path.name not in present:
             temporary = folder / f".{path.name}.tmp-{os.getpid()}"
-            self.files.write(temporary, data)
-            self.files.sync(temporary)
-            self.files.rename(temporary, path)
+            with self._nothing_left(temporary):
+                self.files.write(temporary, data)
+                self.files.sync(temporary)
+                self.files.rename(temporary, path)
         return {"start": start, "file": path.name, "size": len(data), "sha256": digest, "columns": json.loads(plain)}
 
     def _segment_folder(self, buffer: str) -> Path:
@@ -330,6 +332,10 @@ class CheckpointManager:
         """Write a complete folder under a temporary name."""
         temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
         self.files.remove(temporary)
+        with self._nothing_left(temporary):
+            return self._write(temporary, state, facts)
+
+    def _write(self, temporary: Path, state: Mapping[str, Any], facts: Mapping[str, Any]) -> Path:
         self.files.make_folder(temporary)
         described: dict[str, dict[str, Any]] = {}
         for section, value in state.items():
@@ -354,8 +360,19 @@ class CheckpointManager:
 
     def _reveal(self, temporary: Path, target: Path) -> None:
         """Give a complete folder its name, for good."""
-        self.files.rename(temporary, target)
+        with self._nothing_left(temporary):
+            self.files.rename(temporary, target)
         self.files.sync(target.parent)
+
+    @contextmanager
+    def _nothing_left(self, temporary: Path) -> Iterator[None]:
+        """Remove what a disk that refuses has taken: the next save needs the room."""
+        try:
+            yield
+        except OSError:
+            with suppress(OSError):
+                self.files.remove(temporary)
+            raise
 
     def _newest_name(self) -> str | None:
         published = self.numbered()
