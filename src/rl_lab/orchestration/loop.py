@@ -102,6 +102,7 @@ def _collect(
     on_nonfinite: OnNonfinite,
     capture: HookCapture | None,
 ) -> Event:
+    collect: Callable[[int], CollectResult]
     if workflow.collects:
         num_calls, collect = hook.times, partial(_collect_step, workflow, phase, collector)
     else:
