@@ -16,6 +16,7 @@ from gymnasium.vector import VectorActionWrapper, VectorEnv, VectorObservationWr
 from gymnasium.vector.utils import batch_space
 
 from rl_lab.core.errors import UserError
+from rl_lab.envs.wire import leaf_spaces
 from rl_lab.envs.world import Seeds, World, reset_rows, row_seeds
 
 SUPPORTED_OBSERVATIONS = "supported: Box, Discrete, MultiBinary, and Dict of these"
@@ -213,7 +214,7 @@ class ResizeImages(Layer, VectorObservationWrapper):
         super().__init__(env)
         self._size = (height, width)
         self._raw_space = env.single_observation_space
-        if not any(is_image(leaf) for leaf in _leaves(self._raw_space)):
+        if not any(is_image(leaf) for leaf in leaf_spaces(self._raw_space)):
             raise UserError(
                 f"there is no picture to resize in the observation space {self._raw_space}",
                 key="environment.resize",
@@ -238,12 +239,6 @@ class ResizeImages(Layer, VectorObservationWrapper):
         planes = observations.reshape(-1, *observations.shape[-2:])
         resized = [Image.fromarray(plane).resize((width, height), Image.Resampling.BILINEAR) for plane in planes]
         return np.stack([np.asarray(plane) for plane in resized]).reshape(*observations.shape[:2], height, width)
-
-
-def _leaves(space: spaces.Space) -> list[spaces.Space]:
-    if isinstance(space, spaces.Dict):
-        return [leaf for entry in space.values() for leaf in _leaves(entry)]
-    return [space]
 
 
 class FrameStack(Layer):
