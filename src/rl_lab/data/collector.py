@@ -234,22 +234,19 @@ class RolloutCollector:
         return not different.any()
 
     def _replay(self, lengths: np.ndarray, actions: np.ndarray | None) -> Tree:
-        total = 0 if actions is None else len(actions)
+        steps = [] if actions is None else list(actions)
         seeds: list[int | None] = [self._episode_seed(i) for i in range(self.num_envs)]
         observations, _ = self.environments.reset(seed=seeds)
         done = np.zeros(self.num_envs, dtype=np.bool_)
-        for t in range(total):
+        for t, taken in enumerate([*steps, None]):  # at the end those begin that have taken no step
             # Rows whose episode began later idle until then; one that ends while idling is reset again.
-            starting = lengths == total - t
+            starting = lengths == len(steps) - t
             if t > 0 and (due := starting | done).any():
                 masked = [seed if due[i] else None for i, seed in enumerate(seeds)]
                 observations, _ = self.environments.reset(seed=masked, options={"reset_mask": due})
-            assert actions is not None
-            observations, _, terminated, truncated, _ = self.environments.step(actions[t])
-            done = terminated | truncated
-        if total and (fresh := lengths == 0).any():
-            masked = [seed if fresh[i] else None for i, seed in enumerate(seeds)]
-            observations, _ = self.environments.reset(seed=masked, options={"reset_mask": fresh})
+            if taken is not None:
+                observations, _, terminated, truncated, _ = self.environments.step(taken)
+                done = terminated | truncated
         return observations
 
     def _count_frames(self, info: Mapping[str, Any]) -> int:
