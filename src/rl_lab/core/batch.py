@@ -12,6 +12,8 @@ from torch import Tensor
 
 Tree = Any  # a tensor, or a dict of trees; None is the empty tree
 Infos = Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Any]]
+# What of a batch is data: neither where it came from nor what is opaque.
+COLUMNS = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations", "extras")
 
 
 def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:

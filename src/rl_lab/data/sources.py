@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rl_lab.core.batch import Batch, Tree, replace_unchecked, tree_map, tree_zip
+from rl_lab.core.batch import COLUMNS, Batch, Tree, replace_unchecked, tree_map, tree_zip
 from rl_lab.core.errors import UserError
 from rl_lab.data.disk import DiskStorage
 from rl_lab.data.online import OnlineQueue
@@ -186,8 +186,7 @@ class StreamSource:
         """Return the columns of the rollout."""
         if self.rollout is None:
             return {"rollout": None}
-        names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations", "extras")
-        return {"rollout": {name: getattr(self.rollout, name) for name in names}}
+        return {"rollout": {name: getattr(self.rollout, name) for name in COLUMNS}}
 
     def set_state(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_lab.core.batch import Batch, tree_leaves
+from rl_lab.core.batch import COLUMNS, Batch, tree_leaves
 from rl_lab.core.capture import Answer, HookCapture
 from rl_lab.core.errors import RunError
 from rl_lab.core.phase import Hook, Phase
@@ -217,7 +217,7 @@ def _captured_update(
                 capture.run(key, hook.name, from_rows, rows)
     else:
         for batch in _batches(source, hook.times):
-            columns = capture.run(key, hook.name, from_columns, {name: batch[name] for name in _COLUMNS})
+            columns = capture.run(key, hook.name, from_columns, {name: batch[name] for name in COLUMNS})
             if columns:
                 source.write(batch.rows, columns)
     return Event(hook.name, phase.name, updates=hook.times, metrics=_captured_metrics(capture))
@@ -259,9 +259,6 @@ def _batches(source: Any, times: int) -> Iterator[Batch]:
             if next_rows is not None:
                 source.prefetch(next_rows)
             yield batch
-
-
-_COLUMNS = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations", "extras")
 
 
 def _answer(result: Metrics | Update | None) -> Answer:

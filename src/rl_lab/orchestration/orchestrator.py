@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_lab.core.batch import Batch
+from rl_lab.core.batch import COLUMNS, Batch
 from rl_lab.core.capture import HookCapture, device_stream
 from rl_lab.core.errors import RunError
 from rl_lab.core.workflow import Event
@@ -234,8 +234,7 @@ class Orchestrator:
         if batch is None or len(kept) >= MAX_KEPT_BATCHES:
             return ""
         before = sum(name.startswith(number) for name in kept)  # one hook may meet several
-        names = ("observations", "actions", "rewards", "terminated", "truncated", "next_observations", "extras")
-        tensors, _ = encode({name: getattr(batch, name) for name in names})
+        tensors, _ = encode({name: getattr(batch, name) for name in COLUMNS})
         path = folder / f"{number}{f'-{before + 1}' if before else ''}.safetensors"
         try:
             self.checkpoints.files.make_folder(folder)
