@@ -498,6 +498,19 @@ def test_train_from_python(elsewhere):
     assert saved["logging"]["every"] == 200
 
 
+def test_python_may_allow_packages_of_its_own(elsewhere, monkeypatch):
+    (elsewhere / "my_schedules.py").write_text(
+        "from rl_lab.core.schedules import Linear\nclass Mine(Linear):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(elsewhere))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    few = {"training.total_timesteps": 64, "evaluation.episodes": 1, "buffer.min_size": 32}
+    few["workflow.epsilon._target_"] = "my_schedules.Mine"
+    with pytest.raises(UserError, match="may not be used"):
+        rl_lab.train("dqn_cartpole", run_dir="run", **few)
+    assert rl_lab.train("dqn_cartpole", run_dir="run", allow=["my_schedules"], **few).code == 0
+
+
 def test_folders_may_be_texts_and_a_plus_before_a_key_is_allowed(elsewhere, capsys):
     changes = {"training.total_timesteps": 256, "evaluation.episodes": 1}
     rl_lab.train("ppo_cartpole", run_dir="run", **changes)

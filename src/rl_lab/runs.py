@@ -22,7 +22,7 @@ from rl_lab.composition import load_experiment, override, parse_config, to_yaml
 from rl_lab.config import RunConfig
 from rl_lab.core.architecture import log_architecture
 from rl_lab.core.errors import RunError, UserError
-from rl_lab.curriculum import tell_phases_cut_off
+from rl_lab.curriculum import tell_what_never_runs
 from rl_lab.orchestration.checkpoint import Checkpoint, CheckpointError, CheckpointManager
 from rl_lab.orchestration.dashboard import Dashboard
 from rl_lab.orchestration.files import Files
@@ -43,10 +43,20 @@ class Outcome:
     summary: dict[str, Any]
 
 
-def train(name: str, *, run_dir: str | Path | None = None, quiet: bool = True, **overrides: Any) -> Outcome:
-    """Train an experiment from Python: `rl_lab.train("ppo_cartpole", seed=1, training__total_timesteps=50_000)`."""
+def train(
+    name: str,
+    *,
+    run_dir: str | Path | None = None,
+    quiet: bool = True,
+    allow: Sequence[str] = (),
+    **overrides: Any,
+) -> Outcome:
+    """Train an experiment from Python: `rl_lab.train("ppo_cartpole", seed=1, training__total_timesteps=50_000)`.
+
+    `allow` names packages of your own, as `--allow` does.
+    """
     composed = load_experiment(name, overrides)
-    return run_training(composed, run_dir=run_dir, new=True, quiet=quiet)
+    return run_training(composed, run_dir=run_dir, new=True, quiet=quiet, allow=allow)
 
 
 def run_training(
@@ -173,8 +183,14 @@ def _prepared(
         check_same_run(composed, start.run_folder)
     experiment = build_experiment(composed, folder, allow=allow)
     try:
-        tell_phases_cut_off(experiment.scheduler.phases, config.training.total_timesteps, config.environment.num_envs)
         with owned(folder):
+            tell_what_never_runs(
+                experiment.scheduler.phases,
+                experiment.sources,
+                experiment.workflow.takes_batch,
+                total_timesteps=config.training.total_timesteps,
+                num_envs=config.environment.num_envs,
+            )
             yield _PreparedRun(experiment, folder, start)
     finally:
         experiment.close()

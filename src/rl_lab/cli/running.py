@@ -10,7 +10,7 @@ from typing import Any
 from rl_lab.build import Experiment, build_experiment, fill_dims
 from rl_lab.cli.notes import tell_notes
 from rl_lab.composition import compose, select, to_yaml
-from rl_lab.curriculum import tell_phases_cut_off
+from rl_lab.curriculum import Stock, tell_what_never_runs
 from rl_lab.orchestration.phase_scheduler import PhaseScheduler
 from rl_lab.runs import Outcome, resume_run, run_together, run_training
 
@@ -100,27 +100,20 @@ def _dry_run(experiment: Experiment) -> int:
     try:
         config = experiment.config
         num_envs = config.environment.num_envs
-        tell_phases_cut_off(experiment.scheduler.phases, config.training.total_timesteps, num_envs)
-        collected: dict[str, int] = {}
-
-        def ready(name: str | None) -> bool:
-            return name is None or collected.get(name, 0) >= experiment.sources[name].min_size
-
-        scheduler = PhaseScheduler(
-            experiment.scheduler.phases,
-            total_timesteps=config.training.total_timesteps,
-            ready=ready,
-            needs_source=experiment.workflow.takes_batch,
-        )
+        workflow, sources, phases = experiment.workflow, experiment.sources, experiment.scheduler.phases
+        total = config.training.total_timesteps
+        tell_what_never_runs(phases, sources, workflow.takes_batch, total_timesteps=total, num_envs=num_envs)
+        stock = Stock(sources)
+        scheduler = PhaseScheduler(phases, total_timesteps=total, ready=stock.ready, needs_source=workflow.takes_batch)
         lines: list[list[Any]] = []  # phase, hook, calls, repeats
         while (hook := scheduler.next_action()) is not None:
             phase = scheduler.current_phase()
             steps = hook.times * num_envs if hook.name == "collect" else 0
             if steps and hook.source is not None:
-                collected[hook.source] = collected.get(hook.source, 0) + steps
+                stock.add(hook.source, steps)
             lines.append([phase.name, hook.name, hook.times])
             scheduler.advance(hook.name, steps=steps)
-        print(f"{config.experiment.name}: {type(experiment.workflow).__name__} on {config.environment.id}")
+        print(f"{config.experiment.name}: {type(workflow).__name__} on {config.environment.id}")
         for text in _folded(lines)[:MAX_DRY_RUN_LINES]:
             print(f"  {text}")
         print(f"in all {scheduler.agent_steps:,} agent steps, {scheduler.updates:,} updates, {len(lines):,} actions")
