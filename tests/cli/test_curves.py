@@ -9,7 +9,8 @@ import pytest
 
 from rl_lab.cli import main
 from rl_lab.cli.chart import ticks
-from rl_lab.cli.curves import Curve, mean_curve
+from rl_lab.cli.curve_files import Curve, Row
+from rl_lab.cli.curves import mean_curve
 
 
 def make_run(folder, name, seed, means, *, summary=True, every=1000):
@@ -42,13 +43,13 @@ def test_csv_of_several_runs_sorted_by_experiment_and_seed(tmp_path, capsys):
     make_run(tmp_path / "e/dqn/c", "dqn", 0, [None])
     assert main(["curves", str(tmp_path / "e"), str(tmp_path / "e/ppo/b")]) == 0  # one run given twice counts once
     text = capsys.readouterr().out
-    assert text.splitlines()[0] == "experiment,seed,env_steps,agent_steps,return_mean,return_std"
+    assert text.splitlines()[0] == "experiment,seed,env_steps,agent_steps,updates,return_mean,return_std"
     rows = [tuple(row.values()) for row in table(text)]
     assert rows == [
-        ("dqn", "0", "0", "0", "nan", "0.25"),
-        ("ppo", "1", "0", "0", "20.0", "0.25"),
-        ("ppo", "1", "1000", "500", "475.5", "1.25"),
-        ("ppo", "10", "0", "0", "30.0", "0.25"),
+        ("dqn", "0", "0", "0", "0", "nan", "0.25"),
+        ("ppo", "1", "0", "0", "0", "20.0", "0.25"),
+        ("ppo", "1", "1000", "500", "1", "475.5", "1.25"),
+        ("ppo", "10", "0", "0", "0", "30.0", "0.25"),
     ]
 
 
@@ -64,7 +65,7 @@ def test_another_key(tmp_path, capsys):
     make_run(tmp_path / "a", "ppo", 1, [20.0, 40.0])
     assert main(["curves", str(tmp_path / "a"), "--key", "train/loss"]) == 0
     rows = table(capsys.readouterr().out)
-    assert list(rows[0]) == ["experiment", "seed", "env_steps", "agent_steps", "train/loss"]
+    assert list(rows[0]) == ["experiment", "seed", "env_steps", "agent_steps", "updates", "train/loss"]
     assert [row["train/loss"] for row in rows] == ["0.5", "0.25"]
 
 
@@ -112,15 +113,40 @@ def test_a_run_without_records_is_reported_beside_the_others(tmp_path, capsys):
     assert len(captured.err.splitlines()) == 2
 
 
+def curve(seed, *points):
+    return Curve("x", seed, [Row(x, x, None, y) for x, y in points])
+
+
 def test_mean_over_seeds_is_taken_where_all_seeds_are():
-    first = Curve("x", 0, [(0, 0, 0.0, None), (10, 10, 10.0, None), (20, 20, 20.0, None)])
-    second = Curve("x", 1, [(5, 5, 1.0, None), (15, 15, 3.0, None), (40, 40, 9.0, None)])
+    first = curve(0, (0, 0.0), (10, 10.0), (20, 20.0))
+    second = curve(1, (5, 1.0), (15, 3.0), (40, 9.0))
     merged = mean_curve([first, second])
     assert [entry[0] for entry in merged] == [5, 10, 15, 20]
     assert merged[0] == (5, 3.0, 1.0, 5.0)
     assert merged[1] == (10, 6.0, 2.0, 10.0)
     assert math.isclose(merged[3][1], (20 + 3 + 6 / 5) / 2)
-    assert mean_curve([Curve("x", 0, [(0, 0, 1.0, None)]), Curve("x", 1, [(9, 9, 1.0, None)])]) == []
+    assert mean_curve([curve(0, (0, 1.0)), curve(1, (9, 1.0))]) == []
+
+
+def test_of_several_evaluations_at_one_step_the_last_counts():
+    first, second = curve(0, (0, 1.0), (10, 9.0), (10, 2.0)), curve(1, (0, 1.0), (10, 4.0), (10, 4.0), (20, 8.0))
+    assert mean_curve([first, second]) == [(0, 1.0, 1.0, 1.0), (10, 3.0, 2.0, 4.0)]
+
+
+def test_offline_training_is_drawn_over_its_updates(tmp_path, capsys):
+    make_run(tmp_path / "e/a", "bc", 0, [1.0, 2.0, 60.0], every=0)
+    make_run(tmp_path / "e/b", "bc", 1, [1.0, 4.0, 80.0], every=0)
+    make_run(tmp_path / "e/c", "ppo", 0, [1.0, 5.0])
+    assert main(["curves", str(tmp_path / "e"), "--plot", "--svg", str(tmp_path / "x.svg")]) == 0
+    text = capsys.readouterr().out
+    assert "bc: eval/return_mean over updates" in text
+    assert "ppo: eval/return_mean over env_steps" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["bc", "2", "2", "70", "60", "80", "70"] in rows
+    assert ["ppo", "1", "1000", "5", "5", "5", "5"] in rows
+    (bc, ppo), (bc_lines, _) = pictured(tmp_path / "x.svg")
+    assert ("updates" in bc, "updates" in ppo) == (True, False)
+    assert len({point.split(",")[0] for point in bc_lines[-1]}) == 3
 
 
 def test_plot_draws_the_mean_and_sums_up(tmp_path, capsys):
@@ -215,6 +241,13 @@ def test_curves_read_the_csv_that_they_wrote(tmp_path, capsys):
     (tmp_path / "curves.csv").write_text(capsys.readouterr().out)
     assert main(["curves", str(tmp_path / "curves.csv")]) == 0
     assert capsys.readouterr().out == (tmp_path / "curves.csv").read_text()
+
+
+def test_a_csv_without_updates_is_read(tmp_path, capsys):
+    header = "experiment,seed,env_steps,agent_steps,"
+    (tmp_path / "old.csv").write_text(f"{header}return_mean,return_std\nppo,0,5,5,1.0,2.0\n")
+    assert main(["curves", str(tmp_path / "old.csv")]) == 0
+    assert capsys.readouterr().out == f"{header}updates,return_mean,return_std\nppo,0,5,5,,1.0,2.0\n"
 
 
 def test_a_csv_of_something_else_is_refused(tmp_path, capsys):

@@ -33,9 +33,10 @@ class Panel:
     band: Sequence[tuple[float, float, float]] = ()  # x, low, high
     runs: Sequence[Sequence[Point]] = ()
     published: Sequence[Published] = field(default_factory=tuple)
+    x_label: str = "env_steps"
 
 
-def chart(panels: Sequence[Panel], x_label: str, y_label: str) -> str:
+def chart(panels: Sequence[Panel], y_label: str) -> str:
     """Return the picture of all panels, in rows of three."""
     num_columns = min(NUM_COLUMNS, len(panels))
     num_rows = -(-len(panels) // num_columns)
@@ -47,7 +48,7 @@ def chart(panels: Sequence[Panel], x_label: str, y_label: str) -> str:
     ]
     for i, panel in enumerate(panels):
         x, y = GAP + i % num_columns * (WIDTH + GAP), GAP + i // num_columns * (HEIGHT + GAP)
-        parts += [f'<g transform="translate({x} {y})">', *_panel(panel, x_label, y_label), "</g>"]
+        parts += [f'<g transform="translate({x} {y})">', *_panel(panel, y_label), "</g>"]
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -60,7 +61,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     return [step * i for i in range(first, max(last, first + 1) + 1)]
 
 
-def _panel(panel: Panel, x_label: str, y_label: str) -> list[str]:
+def _panel(panel: Panel, y_label: str) -> list[str]:
     xs = [x for x, _ in panel.mean] + [entry.x for entry in panel.published]
     ys = [
         value for _, *values in (*panel.mean, *panel.band, *(p for run in panel.runs for p in run)) for value in values
@@ -82,7 +83,7 @@ def _panel(panel: Panel, x_label: str, y_label: str) -> list[str]:
         x, y = place(value, y_ticks[0])
         parts.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{x:.1f}" y2="{y + 3:.1f}" stroke="{AXIS}"/>')
         parts.append(_label(x, y + 14, _short(value), "middle"))
-    parts.append(_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x_label, "middle"))
+    parts.append(_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, panel.x_label, "middle"))
     parts.append(
         _label(0, 0, y_label, "middle", f' transform="translate(11 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)"')
     )

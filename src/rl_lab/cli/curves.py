@@ -13,28 +13,16 @@ from __future__ import annotations
 
 import argparse
 import bisect
-import csv
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rl_lab.cli.chart import Panel, Published, chart
+from rl_lab.cli.curve_files import DEFAULT_KEY, DEFAULT_SPREAD, Curve, Row, print_csv, read_csv, read_published
 from rl_lab.cli.runs import Run, find_runs
 from rl_lab.cli.terminal import Point, draw_curve, short, table
 from rl_lab.cli.variants import experiment_of, variant_names
 from rl_lab.core.errors import UserError
-
-_DEFAULT_KEY, _DEFAULT_SPREAD = "eval/return_mean", "eval/return_std"
-
-
-@dataclass
-class Curve:
-    """One metric of one run."""
-
-    name: str  # of the experiment, and of the variant where runs of it differ in more than their seeds
-    seed: int | None
-    rows: list[tuple[int, int | None, float, float | None]]  # env_steps, agent_steps, value, standard deviation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs", nargs="+", type=Path, metavar="RUN", help="run folders, folders that hold them, or CSV files of curves"
     )
-    parser.add_argument("--key", default=_DEFAULT_KEY, help=f"which metric (default {_DEFAULT_KEY})")
+    parser.add_argument("--key", default=DEFAULT_KEY, help=f"which metric (default {DEFAULT_KEY})")
     parser.add_argument(
         "--plot", action="store_true", help="draw the mean over seeds in the terminal instead of printing CSV"
     )
@@ -63,21 +51,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError("published scores are shown in a picture", key="--published", remedy="add --svg FILE")
     curves = read_curves(arguments.runs, arguments.key)
     if arguments.svg is not None:
-        published = {} if arguments.published is None else _read_published(arguments.published)
+        published = {} if arguments.published is None else read_published(arguments.published)
         arguments.svg.parent.mkdir(parents=True, exist_ok=True)
-        arguments.svg.write_text(chart(_panels(curves, published), "env_steps", arguments.key))
+        arguments.svg.write_text(chart(_panels(curves, published), arguments.key))
         print(f"{arguments.svg}: {len({curve.name for curve in curves})} experiments, {len(curves)} runs")
     if arguments.plot:
         print("\n".join(_drawn(curves, arguments.key)))
     elif arguments.svg is None:
-        _print_csv(curves, arguments.key)
+        print_csv(curves, arguments.key)
     return 0
 
 
-def read_curves(folders: Sequence[Path], key: str = _DEFAULT_KEY) -> list[Curve]:
+def read_curves(folders: Sequence[Path], key: str = DEFAULT_KEY) -> list[Curve]:
     """Read one metric of all runs in these folders, ordered by experiment, variant and seed."""
     runs: dict[Path, Run] = {}
-    curves = [curve for file in folders if file.suffix == ".csv" for curve in _read_csv(file, key)]
+    curves = [curve for file in folders if file.suffix == ".csv" for curve in read_csv(file, key)]
     for folder in (folder for folder in folders if folder.suffix != ".csv"):
         found = find_runs(folder)
         if not found:
@@ -99,8 +87,8 @@ def read_curves(folders: Sequence[Path], key: str = _DEFAULT_KEY) -> list[Curve]
 
 
 def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float, float, float]]:
-    """Return x, mean, minimum and maximum over curves, at the env_steps of any of them that all of them cover."""
-    points: list[list[Point]] = [[(steps, value) for steps, _, value, _ in curve.rows] for curve in curves]
+    """Return x, mean, minimum and maximum over curves, at the x of any of them that all of them cover."""
+    points = _points(curves)
     first, last = max(line[0][0] for line in points), min(line[-1][0] for line in points)
     if first > last:
         return []
@@ -112,10 +100,23 @@ def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float, float, float
     return merged
 
 
+def axis_of(curves: Sequence[Curve]) -> str:
+    """Return over what curves of one experiment are drawn: where nothing is collected, only the updates move on."""
+    collected = any(row.env_steps != curve.rows[0].env_steps for curve in curves for row in curve.rows)
+    known = all(row.updates is not None for curve in curves for row in curve.rows)
+    learned = any(row.updates != curve.rows[0].updates for curve in curves for row in curve.rows)
+    return "updates" if known and learned and not collected else "env_steps"
+
+
+def _points(curves: Sequence[Curve]) -> list[list[Point]]:
+    axis = axis_of(curves)
+    return [[(getattr(row, axis), row.value) for row in curve.rows] for curve in curves]
+
+
 def _read(entry: Run, name: str, key: str) -> Curve:
-    means: dict[tuple[int, int | None], tuple[int | None, float]] = {}
+    means: dict[tuple[int, int | None], tuple[int | None, int | None, float]] = {}
     spread: dict[tuple[int, int | None], float] = {}
-    wanted = (key, _DEFAULT_SPREAD) if key == _DEFAULT_KEY else (key,)
+    wanted = (key, DEFAULT_SPREAD) if key == DEFAULT_KEY else (key,)
     for record in entry.records(*wanted) if _has_log(entry) else ():
         value, tags = record["value"], record["tags"]
         if isinstance(value, list):
@@ -123,56 +124,11 @@ def _read(entry: Run, name: str, key: str) -> Curve:
         value = float("nan") if value is None else value
         moment = (record["step"], tags.get("updates"))  # offline, only the updates move on
         if record["key"] == key:
-            means[moment] = (tags.get("agent_steps"), value)
+            means[moment] = (tags.get("agent_steps"), tags.get("updates"), value)
         else:
             spread[moment] = value
-    rows = [(moment[0], *found, spread.get(moment)) for moment, found in means.items()]
+    rows = [Row(step, *found, spread.get((step, updates))) for (step, updates), found in means.items()]
     return Curve(name, entry.seed, rows)
-
-
-def _read_csv(file: Path, key: str) -> list[Curve]:
-    """Read what `_print_csv` wrote."""
-    column = _columns(key)[0]
-    curves: dict[tuple[str, int | None], Curve] = {}
-    wanted = ["experiment", "seed", "env_steps", "agent_steps", column]
-    for line, row in _numbered_rows(file, wanted):
-        try:
-            name, seed = row["experiment"], int(row["seed"]) if row["seed"] else None
-            agent_steps = int(row["agent_steps"]) if row["agent_steps"] else None
-            spread = float(row["return_std"]) if row.get("return_std") else None
-            numbers = int(row["env_steps"]), agent_steps, float(row[column]), spread
-        except ValueError as error:
-            raise UserError(f"{file}, line {line}: {error}", remedy="steps and seeds are whole numbers") from None
-        curves.setdefault((name, seed), Curve(name, seed, [])).rows.append(numbers)
-    return list(curves.values())
-
-
-def _read_published(file: Path) -> dict[str, list[Published]]:
-    scores: dict[str, list[Published]] = {}
-    for line, row in _numbered_rows(file, ["experiment", "env_steps", "return_mean", "return_std", "source"]):
-        try:
-            numbers = [float(row[name]) for name in ("env_steps", "return_mean", "return_std")]
-        except ValueError as error:
-            raise UserError(f"{file}, line {line}: {error}", remedy="steps, mean and deviation are numbers") from None
-        scores.setdefault(row["experiment"], []).append(Published(*numbers, row["source"]))
-    return scores
-
-
-def _numbered_rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[int, dict[str, str]]]:
-    try:
-        with open(file, newline="") as lines:
-            reader = csv.DictReader(lines)
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{file} cannot be read: {error}", remedy="give a CSV file that `rl-lab curves` wrote"
-        ) from None
-    missing = [name for name in columns if name not in (reader.fieldnames or ())]
-    if missing:
-        raise UserError(
-            f"{file} has no column '{missing[0]}'", valid=reader.fieldnames or (), remedy="see `rl-lab curves --help`"
-        )
-    return enumerate(rows, 2)
 
 
 def _panels(curves: Sequence[Curve], published: Mapping[str, Sequence[Published]]) -> list[Panel]:
@@ -186,8 +142,9 @@ def _panels(curves: Sequence[Curve], published: Mapping[str, Sequence[Published]
                 f"{name} ({len(own)} run{'' if len(own) == 1 else 's'})",
                 [(x, mean) for x, mean, _, _ in merged],
                 [(x, low, high) for x, _, low, high in merged] if len(own) > 1 else [],
-                [[(row[0], row[2]) for row in curve.rows] for curve in own] if len(own) > 1 else [],
-                published.get(experiment_of(name), ()),
+                _points(own) if len(own) > 1 else [],
+                published.get(experiment_of(name), ()) if axis_of(own) == "env_steps" else (),
+                axis_of(own),
             )
         )
     return panels
@@ -196,39 +153,30 @@ def _panels(curves: Sequence[Curve], published: Mapping[str, Sequence[Published]
 def _by_experiment(curves: Sequence[Curve]) -> Iterator[tuple[str, list[Curve]]]:
     """Yield the names and the curves of each, without numbers that are not finite."""
     for name in dict.fromkeys(curve.name for curve in curves):
-        finite = [Curve(c.name, c.seed, [row for row in c.rows if row[2] == row[2]]) for c in curves if c.name == name]
+        finite = [
+            Curve(c.name, c.seed, [row for row in c.rows if row.value == row.value]) for c in curves if c.name == name
+        ]
         yield name, [curve for curve in finite if curve.rows]
-
-
-def _columns(key: str) -> list[str]:
-    return ["return_mean", "return_std"] if key == _DEFAULT_KEY else [key]
 
 
 def _has_log(entry: Run) -> bool:
     return (entry.folder / "metrics.jsonl").exists()
 
 
-def _print_csv(curves: Sequence[Curve], key: str) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    columns = _columns(key)
-    writer.writerow(["experiment", "seed", "env_steps", "agent_steps", *columns])
-    for curve in curves:
-        for row in curve.rows:
-            writer.writerow([curve.name, curve.seed, *row[: 2 + len(columns)]])
-
-
 def _drawn(curves: Sequence[Curve], key: str) -> list[str]:
-    lines, rows = [], []
+    lines, rows, axes = [], [], set()
     for name, finite in _by_experiment(curves):
         merged = mean_curve(finite) if finite else []
-        title = f"{name}: {key} over env_steps, mean and range of {len(finite)} run{'' if len(finite) == 1 else 's'}"
+        axis = axis_of(finite)
+        title = f"{name}: {key} over {axis}, mean and range of {len(finite)} run{'' if len(finite) == 1 else 's'}"
         band = [(x, low, high) for x, _, low, high in merged] if len(finite) > 1 else []
         lines += [draw_curve([(x, mean) for x, mean, _, _ in merged], title=title, band=band), ""]
         if merged:
+            axes.add(axis)
             x, mean, low, high = merged[-1]
             highest = max(entry[1] for entry in merged)
             rows.append([name, str(len(finite)), short(x), *map(_number, (mean, low, high, highest))])
-    header = ["experiment", "runs", "env_steps", "last mean", "min", "max", "highest mean"]
+    header = ["experiment", "runs", " or ".join(sorted(axes)) or "env_steps", "last mean", "min", "max", "highest mean"]
     return lines + table(header, rows, right=range(1, 7))
 
 
@@ -238,8 +186,8 @@ def _number(value: float) -> str:
 
 
 def _interpolated(line: Sequence[Point], x: float) -> float:
-    i = bisect.bisect_left(line, (x, float("-inf")))
-    if line[min(i, len(line) - 1)][0] == x:
-        return line[i][1]
+    i = bisect.bisect_right(line, (x, float("inf")))
+    if i and line[i - 1][0] == x:
+        return line[i - 1][1]  # of several evaluations at one x, the last
     (x0, y0), (x1, y1) = line[i - 1], line[i]
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
