@@ -20,6 +20,7 @@ from rl_lab.data.offline import OfflineSource
 from rl_lab.data.sources import ReplaySource, Source, StreamSource
 from rl_lab.data.storage import HostStorage
 
+ANOTHER = "take the environment that the data come from"
 MAX_COLLECTED = 10**8  # decisions in one collection, which is held in memory as a whole
 
 
@@ -130,8 +131,24 @@ def check_data_sets(sources: Mapping[str, Source], environments: Any, observatio
                     f"the {column} of the data set are {found}, those of the environment {expected[column]}",
                     key=f"buffers.{name}",
                     value=column,
-                    remedy="take the environment that the data come from",
+                    remedy=_mend(source.ring.columns[column], observations) if column == "observations" else ANOTHER,
                 )
+
+
+def _mend(stored: Tree, observations: Tree) -> str:
+    """Return what to do about a data set whose observations are not those of the environment."""
+    remedies = []
+    for found, expected in zip(tree_leaves(stored), tree_leaves(observations), strict=False):
+        if _is_picture(expected) and found.ndim == 4:
+            height, width, channels = found.shape[1:]
+            moved = (channels, height, width) == expected.shape[1:] != found.shape[1:]
+            remedies += ["move channels first (np.moveaxis(pictures, -1, -3))"] if moved else []
+            remedies += [] if _is_picture(found) else ["write pictures as uint8 0-255"]
+    return " and ".join(dict.fromkeys(remedies)) or ANOTHER
+
+
+def _is_picture(leaf: Any) -> bool:
+    return leaf.ndim == 4 and str(leaf.dtype).endswith("uint8")
 
 
 def check_room(config: RunConfig, sources: Mapping[str, Source], environments: Any, observations: Tree) -> None:

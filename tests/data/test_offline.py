@@ -169,6 +169,15 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path, changes, told):
         assert "nearest:  action" in str(caught.value)
 
 
+def test_real_actions_outside_their_range_are_refused(tmp_path):
+    path = write(tmp_path / "wide.npz", GOOD, actions=np.linspace(-2.0, 1.5, 5))
+    with pytest.raises(UserError, match=r"wide\.npz cannot be used: its actions lie in \[-2, 1\.5\]") as caught:
+        source(path)
+    assert "rescale real actions to [-1, 1]" in caught.value.remedy
+    for fine in (np.linspace(-1.0, 1.0 + 1e-6, 5), np.arange(5)):
+        assert source(write(tmp_path / "fine.npz", GOOD, actions=fine)).ready
+
+
 def test_what_is_no_data_set_is_refused(tmp_path):
     good = write(tmp_path / "good.npz", GOOD)
     (tmp_path / "text.npz").write_text("hello")

@@ -8,8 +8,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from rl_lab.build import build_experiment
+from rl_lab.checks import check_data_sets
 from rl_lab.composition import load_experiment
 from rl_lab.core.errors import UserError
+from rl_lab.data.offline import OfflineSource
+from rl_lab.envs.make import make_env
 from tests.reliability.compare import differences, newest, snapshot
 from tests.reliability.workloads import TOY
 
@@ -110,6 +113,25 @@ def test_what_does_not_fit_is_refused_before_a_step(file, changes, key, told):
     with pytest.raises(UserError, match=told) as caught:
         build_experiment(composed, Path("unwritten"))
     assert caught.value.key.startswith(key)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "remedies"),
+    [
+        ((8, 8, 3), np.uint8, ["move channels first (np.moveaxis"]),
+        ((3, 8, 8), np.float64, ["write pictures as uint8 0-255"]),
+        ((8, 8, 3), np.float32, ["move channels first", "write pictures as uint8 0-255"]),
+        ((3, 9, 9), np.uint8, ["take the environment that the data come from"]),
+    ],
+)
+def test_pictures_that_are_written_otherwise_get_their_remedy(tmp_path, shape, kind, remedies):
+    steps = {"observations": np.zeros((9, *shape), kind), "actions": np.zeros(9, int), "rewards": np.ones(9)}
+    np.savez(tmp_path / "steps.npz", terminated=np.zeros(9, bool), **steps)
+    source = OfflineSource(1, np.random.default_rng(0), "cpu", files=str(tmp_path / "steps.npz"), batch_size=4)
+    environments = make_env("tiny/GridWorld", 1)
+    with pytest.raises(UserError, match="observations of the data set") as caught:
+        check_data_sets({"data": source}, environments, np.zeros((1, 3, 8, 8), np.uint8))
+    assert all(remedy in caught.value.remedy for remedy in remedies)
 
 
 def test_a_damaged_checkpoint_is_left_alone_and_an_older_one_taken(collected, tmp_path):

@@ -25,6 +25,8 @@ from rl_lab.data.storage import Rows
 MakeRing = Callable[[int, int], Ring]  # of so many rows for each of so many environments
 REQUIRED = ("observations", "actions", "rewards")
 ENDS = (("terminated", "terminals", "dones"), ("truncated", "timeouts"))
+ROUNDING = 1e-5  # by which rescaled actions may leave [-1, 1]
+WRITING = "write it with numpy.savez(path, observations=..., actions=..., rewards=..., terminated=...)"
 
 
 class SavedReplay(NamedTuple):
@@ -223,6 +225,12 @@ def _read(path: Path, columns: Sequence[str]) -> Batch:
         return tree_map(lambda leaf: leaf if (leaf.dtype, leaf.dim()) == pictures else leaf.float(), column(name))
 
     observations, actions = seen("observations"), column("actions")
+    if actions.is_floating_point() and actions.abs().max() > 1.0 + ROUNDING:
+        _refuse(
+            path,
+            f"its actions lie in [{float(actions.min()):.4g}, {float(actions.max()):.4g}]",
+            remedy="rescale real actions to [-1, 1]: 2 * (actions - low) / (high - low) - 1; write indices as integers",
+        )
     terminated = column(end).bool()
     truncated = torch.zeros_like(terminated) if cut is None else column(cut).bool()
     successors = None
@@ -295,11 +303,11 @@ def _numbers(path: Path, name: str, array: NDArray[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(array, np.float32)
 
 
-def _refuse(path: Path, problem: str, value: Any = None, valid: Iterable[str] = ()) -> NoReturn:
+def _refuse(path: Path, problem: str, value: Any = None, valid: Iterable[str] = (), remedy: str = WRITING) -> NoReturn:
     raise UserError(
         f"{path} cannot be used: {problem}",
         key="files",
         value=str(path) if value is None else value,
         valid=valid,
-        remedy="write it with numpy.savez(path, observations=..., actions=..., rewards=..., terminated=...)",
+        remedy=remedy,
     )
