@@ -238,6 +238,17 @@ def test_the_code_of_the_readme_runs(text, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out
 
 
+def test_an_exported_agent_plays_as_the_page_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    few = ["training.total_timesteps=110", "evaluation.episodes=1", "buffer.batch_size=8"]
+    assert main(["train", "sac_pendulum", "environment.id=Pendulum-v1", *few, "--run-dir", "run", "--quiet"]) == 0
+    assert main(["export", "run", "my_agent"]) == 0
+    capsys.readouterr()
+    (_, text) = next(block for block in blocks(ROOT / "docs" / "looking_into_a_run.md", "python"))
+    exec(compile(text, "play.py", "exec"), {})
+    assert re.fullmatch(r"episode 0: -[\d.]+\nepisode 1: -[\d.]+\n", capsys.readouterr().out)
+
+
 def slug(heading: str) -> str:
     words = re.sub(r"[^\w\- ]", "", re.sub(r"`", "", heading).strip().lower())
     return words.replace(" ", "-")

@@ -29,8 +29,11 @@ MAX_TEXT_BYTES = 2**24
 class Policy:
     """A trained agent: observations of one or several environments in, actions out."""
 
-    def __init__(self, workflow: Workflow, device: str, card: dict[str, Any], seed: int = 0) -> None:
+    def __init__(
+        self, workflow: Workflow, device: str, card: dict[str, Any], seed: int = 0, *, shape: Any = None
+    ) -> None:
         self.workflow, self.device, self.card = workflow, device, card
+        self._shape = shape  # of an observation: length, [C, H, W], or a dict of these; None: nobody knows
         self._generator = torch.Generator(device).manual_seed(seed)
         self._state: Tree = None
         self._num_envs = 0
@@ -42,9 +45,10 @@ class Policy:
     def act(self, observations: Any, *, explore: bool = False) -> np.ndarray:
         """Return one action per environment for observations [N, ...] (NumPy or torch, or a dict of them).
 
-        Observations and actions are those of `make_env`: continuous actions lie in [-1, 1].
+        Observations and actions are those of `make_env`: images are uint8 [C, H, W], continuous actions lie in [-1, 1].
         """
-        seen = tree_map(self._seen, observations)
+        known = observations if self._shape is None else as_seen(observations, self._shape)
+        seen = tree_map(self._seen, known)
         num_envs = len(next(tree_leaves(seen)))
         if num_envs != self._num_envs:
             self._num_envs, self._state = num_envs, self.workflow.initial_state(num_envs)
@@ -56,6 +60,57 @@ class Policy:
     def _seen(self, leaf: Any) -> torch.Tensor:
         tensor = torch.as_tensor(leaf)
         return tensor.to(self.device, torch.float32 if tensor.is_floating_point() else tensor.dtype)
+
+
+def as_seen(observations: Any, shape: Any, key: str = "observations") -> Tree:
+    """Return observations as tensors of the kind that an agent was made for; others are refused."""
+    if isinstance(shape, Mapping):
+        given = observations if isinstance(observations, Mapping) else {}
+        for name in shape:
+            if name not in given:
+                raise UserError(
+                    "a part of the observations is missing",
+                    key=f"{key}.{name}",
+                    value=list(given) if given else type(observations).__name__,
+                    remedy=f"give a dict with all of these parts: {', '.join(shape)}",
+                )
+        seen = {name: as_seen(given[name], part, f"{key}.{name}") for name, part in shape.items()}
+        numbers = {name: len(leaf) for name, leaf in seen.items()}
+        if len(set(numbers.values())) > 1:
+            raise UserError(
+                "the parts are of different numbers of environments",
+                key=key,
+                value=numbers,
+                remedy="give N rows of each",
+            )
+        return seen
+    expected, kind = ([shape], "real numbers") if isinstance(shape, int) else (list(shape), "uint8 0-255")
+    try:
+        tensor = torch.as_tensor(observations)
+        found, given = list(tensor.shape), f"{list(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+    except (TypeError, ValueError, RuntimeError):  # a dict, a ragged list
+        tensor, found, given = torch.empty(0), [], type(observations).__name__
+    is_image = len(expected) == 3
+    if found[1:] == expected and (tensor.dtype == torch.uint8 or not is_image):
+        return tensor if is_image else tensor.float()
+    raise UserError(
+        f"this agent was made for [N, {', '.join(map(str, expected))}], {kind}",
+        key=key,
+        value=given,
+        remedy=_mend(found, expected) or "give uint8 from 0 to 255, not fractions",
+    )
+
+
+def _mend(found: list[int], expected: list[int]) -> str | None:
+    """Return what makes a shape fit; None where it does."""
+    last = [*expected[1:], expected[0]]  # channels last
+    if found == expected:
+        return "add a leading dimension: observations[None]"
+    if len(expected) == 3 and found[1:] == last:
+        return "move channels first: np.moveaxis(observations, -1, 1)"
+    if len(expected) == 3 and found == last:
+        return "move channels first and add a leading dimension: np.moveaxis(observations, -1, 0)[None]"
+    return None if found[1:] == expected else "give what rl_lab.make_env shows of the environment on the agent's card"
 
 
 def export_policy(
@@ -114,7 +169,7 @@ def load_policy(path: str | Path, *, device: str = "cpu", allow: Sequence[str] =
         raise UserError(f"the exported agent is damaged: {error}", key=str(folder)) from None
     card = _read_card(folder, checkpoint.manifest)
     set_weights(agent, checkpoint)
-    return Policy(agent.workflow, device, card)
+    return Policy(agent.workflow, device, card, shape=parse_config(composed).dims.get("observation"))
 
 
 def _read_card(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:

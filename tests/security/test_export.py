@@ -171,6 +171,45 @@ def test_observations_of_any_kind(seen, lab):
     assert np.array_equal(policy.act(seen), expected)
 
 
+def test_the_shape_that_an_agent_was_made_for_comes_with_it(lab):
+    policy = rl_lab.load_policy(lab / "dqn_export")
+    with pytest.raises(UserError, match=r"made for \[N, 4\], real numbers") as caught:
+        policy.act(observations()[0])
+    assert caught.value.remedy == "add a leading dimension: observations[None]"
+
+
+PICTURE, BOTH = [3, 8, 9], {"image": [3, 8, 9], "vector": 3}
+
+
+@pytest.mark.parametrize(
+    ("shape", "given", "key", "remedy"),
+    [
+        (4, np.zeros((2, 5)), "observations", "make_env"),
+        (4, [[1.0, 2.0], [3.0]], "observations", "make_env"),
+        (4, {"vector": np.zeros((2, 4))}, "observations", "make_env"),
+        (PICTURE, np.zeros((2, 8, 9, 3), np.uint8), "observations", "np.moveaxis(observations, -1, 1)"),
+        (PICTURE, np.zeros((8, 9, 3), np.uint8), "observations", "np.moveaxis(observations, -1, 0)[None]"),
+        (PICTURE, np.zeros((3, 8, 9), np.uint8), "observations", "add a leading dimension"),
+        (PICTURE, np.zeros((2, 3, 8, 9), np.float32), "observations", "uint8 from 0 to 255"),
+        (BOTH, np.zeros((2, 3)), "observations.image", "give a dict"),
+        (BOTH, {"image": np.zeros((2, 3, 8, 9), np.uint8)}, "observations.vector", "all of these parts"),
+        (
+            BOTH,
+            {"image": np.zeros((2, 3, 8, 9)), "vector": np.zeros((2, 3))},
+            "observations.image",
+            "uint8 from 0 to 255",
+        ),
+        (BOTH, {"image": np.zeros((2, 3, 8, 9), np.uint8), "vector": np.zeros((1, 3))}, "observations", "N rows"),
+    ],
+)
+def test_observations_of_another_kind_are_refused(shape, given, key, remedy):
+    with pytest.raises(UserError) as caught:
+        Policy(Counting(), "cpu", {}, shape=shape).act(given)
+    assert caught.value.key == key
+    assert remedy in caught.value.remedy
+    assert len(str(caught.value).splitlines()) <= 5
+
+
 class Counting(Workflow):
     """Remembers how many decisions it took in each environment, and looks at a dict of observations."""
 
@@ -185,7 +224,7 @@ class Counting(Workflow):
 
 
 def test_dicts_and_recurrent_state():
-    policy = Policy(Counting(), "cpu", {})
+    policy = Policy(Counting(), "cpu", {}, shape={"image": [3, 8, 8], "vector": 3})
     seen = {"vector": np.zeros((2, 3)), "image": np.zeros((2, 3, 8, 8), np.uint8)}
     assert [policy.act(seen).tolist() for _ in range(3)] == [[1, 1], [2, 2], [3, 3]]
     policy.reset()
