@@ -121,6 +121,24 @@ def test_a_fault_of_ours_is_not_hidden(command, capsys):
     assert "fault: ZeroDivisionError: ours" in text.splitlines()[-2]
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch", "GPU"])
+def test_memory_that_is_used_up_is_no_defect(kind, command, capsys):
+    import numpy as np
+    import torch
+
+    def greedy(arguments):
+        if kind == "GPU":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
+        (np if kind == "numpy" else torch).empty(2**55)
+
+    command(greedy)
+    assert main(["doctor"]) == 1
+    text = capsys.readouterr().err
+    assert text.startswith("error: memory is used up: ")
+    assert "buffer.batch_size" in text
+    assert len(text.splitlines()) == 2
+
+
 def test_the_status_of_the_command_is_returned(command):
     command(lambda arguments: 75)
     assert main(["doctor"]) == 75
