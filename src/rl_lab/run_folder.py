@@ -23,6 +23,8 @@ from rl_lab.core.errors import UserError, shown
 from rl_lab.trust import read_saved, read_text
 
 MAX_SUMMARY_BYTES = 2**24  # a million returns of an evaluation
+_NUM_PROPOSED = 4
+_MAX_LOOKED_AT = 1000  # folders of a level, where somebody names one that has many
 _ABSENT = object()
 
 
@@ -74,13 +76,55 @@ def _is_finished(folder: Path, config: RunConfig) -> bool:
 def require_run(folder: Path) -> Path:
     """Return the config.yaml of a run folder, or say which runs there are."""
     path = folder / "config.yaml"
-    if not path.is_file():
-        parent = folder.parent if folder.parent.is_dir() else Path("experiments")
-        near = [str(entry) for entry in sorted(parent.iterdir()) if (entry / "config.yaml").is_file()]
+    if _is_export(folder):
         raise UserError(
-            "this is not a run folder", key="RUN", value=str(folder), valid=near, remedy="see `rl-lab list runs`"
+            "this is an exported agent, not a run",
+            key="RUN",
+            value=str(folder),
+            remedy=f"play it with rl_lab.load_policy({str(folder)!r}), or name the run that it was exported from",
         )
-    return path
+    if path.is_file():
+        return path
+    if runs := _runs_below(folder):
+        problem, remedy = "this is a folder of runs, not a run", "name one of them"
+    else:
+        problem, remedy = "this is not a run folder", "name one that is"
+        parent = folder.parent if folder.parent.is_dir() else Path("experiments")
+        runs = _runs_below(parent)
+    newest = ", ".join(str(run) for run in runs[:_NUM_PROPOSED])
+    raise UserError(
+        problem,
+        key="RUN",
+        value=str(folder),
+        valid=[] if folder.is_dir() else runs,  # of a name that is misspelled the nearest one is wanted
+        remedy=f"{remedy}, such as the newest: {newest}" if newest else "see `rl-lab list runs`",
+    )
+
+
+def _is_export(folder: Path) -> bool:
+    return (folder / "card.json").is_file() and (folder / "agent").is_dir()
+
+
+def _runs_below(folder: Path, max_depth: int = 3) -> list[Path]:
+    """Return the runs in and below a folder, the newest first."""
+    found: list[tuple[float, Path]] = []
+    level = [folder]
+    for _ in range(max_depth):
+        below = [entry for parent in level for entry in _folders(parent) if not _is_export(entry)][:_MAX_LOOKED_AT]
+        level = []
+        for entry in below:
+            if (entry / "checkpoints").is_dir() and (entry / "config.yaml").is_file():
+                found.append(((entry / "config.yaml").stat().st_mtime, entry))
+            else:
+                level.append(entry)
+    return [run for _, run in sorted(found, reverse=True)]
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        return [entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()]
+    except OSError:
+        return []
 
 
 def check_same_run(composed: DictConfig, folder: Path) -> None:
