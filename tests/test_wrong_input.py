@@ -32,6 +32,18 @@ CASES = {
     "unknown key": (["dqn_cartpole", "training.total_timestep=5"], "training.total_timestep", ["total_timesteps"]),
     "unknown section": (["dqn_cartpole", "trainig.total_timesteps=5"], "trainig", ["nearest:  training"]),
     "unknown root key": (["dqn_cartpole", "worklow=dqn"], "worklow", ["nearest:  workflow"]),
+    "last part of a key": (["dqn_cartpole", "seed=3"], "seed", ["write experiment.seed=..."]),
+    "last part of several keys": (
+        ["sac_pendulum", "lr=1e-2"],
+        "lr",
+        ["optimizers.actor.optimizer.lr=... or optimizers.critic.optimizer.lr=..."],
+    ),
+    "last part of a key beside another mistake": (["dqn_cartpole", "seed=3", "worklow=x"], "seed", ["experiment"]),
+    "setting of a phase outside its settings": (
+        ["dqn_cartpole", phases("{name: a, duration_steps: 5, policy: random, workflow_hooks: [collect]}")],
+        "training.phases[0].policy",
+        ["goes under settings, such as settings: {policy: random}"],
+    ),
     "unknown key of a part": (
         ["dqn_cartpole", "components.q_network.hiden=[3]"],
         "components.q_network.hiden",

@@ -24,7 +24,17 @@ from yaml import YAMLError
 
 from rl_lab.config import PACKAGE_CONFIGS, RunConfig, parse_run
 from rl_lab.core.errors import UserError, without_hidden
-from rl_lab.overrides import as_overrides, check_grammar, entry_by_word, explain, group_options, no_entry, normalize
+from rl_lab.overrides import (
+    UNKNOWN_KEY,
+    as_overrides,
+    check_grammar,
+    entry_by_word,
+    explain,
+    group_options,
+    no_entry,
+    normalize,
+    offer_paths,
+)
 from rl_lab.trust import check_secrets
 
 OmegaConf.register_new_resolver("add", lambda *terms: sum(terms), replace=True)
@@ -62,7 +72,10 @@ def _load(overrides: Sequence[str], folder: Path | None) -> tuple[DictConfig, li
     if user_configs.is_dir():
         search_path.prepend("user", f"file://{user_configs.resolve()}")
         roots.insert(0, user_configs)
-    overrides = [normalize(override, roots) for override in overrides]
+    try:
+        overrides = [normalize(override, roots) for override in overrides]
+    except UserError as error:
+        raise _with_paths(error, overrides, folder) from None
     parsed = check_grammar(overrides)
     loader = ConfigLoaderImpl(config_search_path=search_path)
     loader.repository = _OwnFolders(search_path)
@@ -75,6 +88,17 @@ def _load(overrides: Sequence[str], folder: Path | None) -> tuple[DictConfig, li
     OmegaConf.set_struct(config, False)
     OmegaConf.set_readonly(config, False)
     return config, parsed
+
+
+def _with_paths(error: UserError, overrides: Sequence[str], folder: Path | None) -> UserError:
+    """Where a word such as seed=3 names no key, but the last part of a few, say their full paths."""
+    others = [text for text in overrides if text.partition("=")[0].strip() != error.key]
+    if error.problem != UNKNOWN_KEY or len(others) == len(overrides):
+        return error
+    try:
+        return offer_paths(error, OmegaConf.to_container(compose(others, folder)))
+    except UserError:
+        return error  # that is not the only mistake
 
 
 def used_dims(config: DictConfig) -> set[str]:

@@ -16,6 +16,9 @@ from omegaconf.errors import ConfigIndexError
 from rl_lab.config import PACKAGE_CONFIGS
 from rl_lab.core.errors import UserError
 
+UNKNOWN_KEY = "unknown key"
+_MAX_PATHS = 4  # that are offered for a word which is the last part of several
+
 
 def as_overrides(values: Mapping[str, Any]) -> list[str]:
     """Write a mapping as overrides; `seed`, `device` and `name` are short for experiment.*."""
@@ -63,7 +66,7 @@ def normalize(override: str, roots: Sequence[Path]) -> str:
         return f"++{text}"  # what does not exist is refused by our own schema, which knows the nearest name
     names = [*_root_keys(), *_groups(roots)]
     if key not in names:
-        raise UserError("unknown key", key=key, value=key, valid=names, remedy="see the keys with --cfg job")
+        raise UserError(UNKNOWN_KEY, key=key, value=key, valid=names, remedy="see the keys with --cfg job")
     return text
 
 
@@ -129,6 +132,22 @@ def explain(error: Exception, overrides: Sequence[str], roots: Sequence[Path]) -
         key=named.group(1) if named else "configuration",
         remedy="see the composition with --cfg job",
     )
+
+
+def offer_paths(error: UserError, composed: Any) -> UserError:
+    """Return the error of an unknown key with the few keys whose last part it is, if there are such."""
+    paths = [path for path in _paths(composed) if path.rpartition(".")[2] == error.key]
+    if not 0 < len(paths) <= _MAX_PATHS:
+        return error
+    remedy = "write " + " or ".join(f"{path}=..." for path in paths)
+    return UserError(error.problem, key=error.key, value=error.value, valid=paths, remedy=remedy)
+
+
+def _paths(tree: Any, prefix: str = "") -> list[str]:
+    """Return the dotted paths of all values."""
+    if not isinstance(tree, dict):
+        return [prefix]
+    return [path for name, value in tree.items() for path in _paths(value, f"{prefix}.{name}" if prefix else str(name))]
 
 
 def no_entry(key: str) -> UserError:

@@ -69,6 +69,7 @@ def _parse_dataclass(kind: type, value: Any, key: str) -> Any:
     if not isinstance(value, Mapping):
         raise _unexpected("a mapping", key, value)
     entries = {entry.name: entry for entry in dataclasses.fields(kind)}
+    settings = "; what the workflow reads goes under settings, such as settings: {policy: random}"
     for name in value:
         if name not in entries:
             raise UserError(
@@ -76,7 +77,7 @@ def _parse_dataclass(kind: type, value: Any, key: str) -> Any:
                 key=f"{key}.{name}" if key else str(name),
                 value=name,
                 valid=entries,
-                remedy="correct the name, or remove it",
+                remedy=f"correct the name, or remove it{settings if 'settings' in entries else ''}",
             )
     hints = typing.get_type_hints(kind, include_extras=True)
     values = {}
