@@ -579,6 +579,20 @@ def test_a_mistake_leaves_an_existing_folder_as_it_was(capsys, elsewhere):
     assert os.listdir(elsewhere / "run") == ["notes.txt"]
 
 
+def test_a_folder_of_other_files_is_not_filled(capsys, elsewhere):
+    names = [".git", "data", "notes.txt", "paper.tex", "plots.py", "results.csv"]
+    for name in names:
+        (elsewhere / name).touch()
+    toy = ["ppo_cartpole", "training.total_timesteps=256", "evaluation.episodes=1", "--quiet", "--run-dir"]
+    text = answer([*toy, "."], capsys)
+    assert "it has data, notes.txt, paper.tex, plots.py and 1 more" in text
+    assert "an empty or a new folder" in text
+    assert sorted(os.listdir(elsewhere)) == names
+    for name in names[1:]:
+        (elsewhere / name).unlink()
+    assert main(["train", *toy, "."]) == 0  # what is hidden does not count
+
+
 def test_another_configuration_is_refused_with_the_difference(capsys, elsewhere):
     toy = ["ppo_cartpole", "training.total_timesteps=256", "evaluation.episodes=1", "--run-dir", "run", "--quiet"]
     assert main(["train", *toy]) == 0

@@ -23,6 +23,7 @@ from rl_lab.core.errors import UserError, shown
 from rl_lab.trust import read_saved, read_text
 
 MAX_SUMMARY_BYTES = 2**24  # a million returns of an evaluation
+_MARKS = ("config.yaml", "metrics.jsonl", "checkpoints", ".lock")  # of a run, even one that was stopped early
 _NUM_PROPOSED = 4
 _MAX_LOOKED_AT = 1000  # folders of a level, where somebody names one that has many
 _ABSENT = object()
@@ -125,6 +126,23 @@ def _folders(folder: Path) -> list[Path]:
         return [entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()]
     except OSError:
         return []
+
+
+def check_free(folder: Path) -> None:
+    """Refuse to begin a run among files that are not a run's; what is hidden does not count."""
+    try:
+        names = sorted(os.listdir(folder))
+    except OSError:
+        return  # who wants to own it says why that cannot be
+    others = [name for name in names if not name.startswith(".")]
+    if others and not any(mark in names for mark in _MARKS):
+        more = "" if len(others) <= _NUM_PROPOSED else f" and {len(others) - _NUM_PROPOSED} more"
+        raise UserError(
+            f"this folder is no run, and not empty: it has {', '.join(others[:_NUM_PROPOSED])}{more}",
+            key="--run-dir",
+            value=str(folder),
+            remedy="name an empty or a new folder, or drop --run-dir",
+        )
 
 
 def check_same_run(composed: DictConfig, folder: Path) -> None:

@@ -30,7 +30,7 @@ from rl_lab.orchestration.orchestrator import Orchestrator
 from rl_lab.orchestration.run_parts import WEIGHTS
 from rl_lab.orchestration.signals import stop_on_signal
 from rl_lab.orchestration.state_checks import check_state
-from rl_lab.run_folder import check_same_run, find_unfinished, new_folder, owned, read_summary, require_run
+from rl_lab.run_folder import check_free, check_same_run, find_unfinished, new_folder, owned, read_summary, require_run
 from rl_lab.trust import check_folder, check_secrets, load_saved
 
 
@@ -176,6 +176,7 @@ def _prepared(
     if folder is None:
         folder = new_folder(config)
     elif folder.exists():
+        check_free(folder)
         check_folder(folder)
         if (folder / "config.yaml").exists():
             check_same_run(composed, folder)
