@@ -720,6 +720,22 @@ def test_targets_that_are_refused(path):
     assert caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("GRU", "write rl_lab.components.representation.cells.GRU or torch.nn.GRU"),
+        ("replaysource", "write rl_lab.data.sources.ReplaySource"),
+        ("Adamm", "torch.optim.Adam"),
+        ("xyzzy", "write where it is defined"),
+    ],
+)
+def test_a_class_name_alone_is_answered_with_its_full_path(name, remedy):
+    with pytest.raises(UserError, match="full path") as caught:
+        resolve_target({"_target_": name}, "cell")
+    assert caught.value.key == "cell._target_"
+    assert remedy in caught.value.remedy
+
+
 @pytest.mark.parametrize("node", [None, 3, "rl_lab.components.nets.MLP", [], {}, {"_target_": 3}, {"_target_": None}])
 def test_nodes_that_are_none(node):
     with pytest.raises(UserError, match="_target_"):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import pkgutil
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +46,13 @@ def resolve_target(node: Any, key: str, allow: Sequence[str] = ()) -> Callable[.
         "or allow another one with --allow PACKAGE",
     )
     module_path, _, name = path.rpartition(".")
+    if not module_path:
+        raise UserError(
+            "a target is a full path, package.module.Class",
+            key=key,
+            value=path,
+            remedy=f"write {' or '.join(near) if (near := _nearest_paths(path)) else 'where it is defined'}",
+        )
     if not _may_be_imported(path, module_path, allow):
         raise refusal
     module = _import(module_path, path, key)
@@ -59,6 +67,36 @@ def resolve_target(node: Any, key: str, allow: Sequence[str] = ()) -> Callable[.
     if not _is_target(target) or not _may_be_called(target, allow):
         raise refusal
     return typing.cast(Callable[..., Any], target)
+
+
+def _nearest_paths(name: str) -> list[str]:
+    """Return the full paths of the classes whose names are nearest to this one: ours before torch's."""
+    paths: dict[str, list[str]] = {}  # by the class name in small letters
+    for path in (
+        *_own_classes(),
+        *(f"{space}.{entry}" for space in ("torch.nn", "torch.optim") for entry in _public(space)),
+    ):
+        paths.setdefault(path.rpartition(".")[2].lower(), []).append(path)
+    near = [name.lower()] if name.lower() in paths else difflib.get_close_matches(name.lower(), paths, n=3, cutoff=0.6)
+    return [path for entry in near for path in paths[entry]][:3]
+
+
+def _own_classes() -> Iterator[str]:
+    for package in OUR_PACKAGES:
+        root = importlib.import_module(package)
+        below = pkgutil.walk_packages(getattr(root, "__path__", []), f"{package}.")
+        for name in (package, *(entry.name for entry in below)):
+            yield from (f"{name}.{entry}" for entry in _public(name))
+
+
+def _public(module: str) -> list[str]:
+    """Return the classes of a module: those that it defines, or, of torch, those that it publishes."""
+    found = vars(importlib.import_module(module))
+    return [
+        name
+        for name, value in found.items()
+        if inspect.isclass(value) and name[0] != "_" and value.__module__.startswith(module)
+    ]
 
 
 def _may_be_imported(path: str, module_path: str, allow: Sequence[str]) -> bool:

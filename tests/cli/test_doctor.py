@@ -20,6 +20,7 @@ def test_report_has_versions_machine_and_environments(quick, monkeypatch, capsys
         GOOD,
         doctor.Family("absent world", "no_such_module_here", "rl-lab[absent]", ""),
         doctor.Family("absent part", "json.no_such_part.x", "rl-lab[part]", ""),
+        doctor.Family("half a world", "json", "rl-lab[half]", "import no_such_imageio"),
         doctor.Family("broken world", "json", "nothing", "raise RuntimeError('no display')"),
         doctor.Family("deadly world", "json", "nothing", "import os; os.kill(os.getpid(), 11)"),
     )
@@ -37,7 +38,9 @@ def test_report_has_versions_machine_and_environments(quick, monkeypatch, capsys
     assert lines["good world"].split() == ["✓", "good", "world"]
     assert 'pip install "rl-lab[absent]"' in lines["absent world"]
     assert 'pip install "rl-lab[part]"' in lines["absent part"]
+    assert "No module named 'no_such_imageio': pip install \"rl-lab[half]\"" in lines["half a world"]
     assert "✗" in lines["broken world"]
+    assert "pip" not in lines["broken world"]
     assert "RuntimeError: no display" in lines["broken world"]
     assert "signal 11" in lines["deadly world"]
     assert len(text.splitlines()) <= 50

@@ -226,6 +226,7 @@ def test_a_part_that_observations_need_is_missed_by_its_name(part, missing):
     with pytest.raises(UserError) as caught:
         part(*sizes, **{name: value for name, value in given.items() if name != missing})
     assert caught.value.key == missing
+    assert f"have {'an image' if missing == 'image' else 'a vector'}," in caught.value.problem
     only = {"image": [3, 16, 16], "vector": 5}["vector" if missing == "image" else "image"]
     sizes = (only,) if part is ObservationEncoder else (FEATURES, only)
     part(*sizes, **{name: value for name, value in given.items() if name != missing})  # which nothing needs here

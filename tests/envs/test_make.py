@@ -240,6 +240,12 @@ def test_wrong_settings_name_their_key(arguments, key):
     assert caught.value.key == key
 
 
+def test_a_class_in_place_of_an_id_is_told_what_to_do():
+    with pytest.raises(UserError, match="is a text") as caught:
+        make_env(gymnasium.Env, 2)
+    assert "gymnasium.register(" in caught.value.remedy
+
+
 def test_gymnasium_is_quiet():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -41,7 +41,7 @@ FAMILIES = (
     Family("tiny (ours)", "rl_lab", "rl-lab", _OURS.format(id="tiny/CartPole")),
     Family("classic control", "gymnasium", "gymnasium", _GYMNASIUM.format(id="CartPole-v1")),
     Family("box2d", "Box2D", "gymnasium[box2d]", _GYMNASIUM.format(id="LunarLander-v3")),
-    Family("mujoco", "mujoco", "gymnasium[mujoco]", _GYMNASIUM.format(id="HalfCheetah-v5")),
+    Family("mujoco", "mujoco", "rl-lab[mujoco]", _GYMNASIUM.format(id="HalfCheetah-v5")),
     Family(
         "dm_control",
         "dm_control",
@@ -129,7 +129,8 @@ def _try_family(family: Family, timeout: float) -> tuple[bool | None, str]:
     if not _is_installed(family.module):
         return None, f'not installed: pip install "{family.install}"'
     works, text = attempt(family.program, timeout)
-    return works, "" if works else text
+    lacks = f': pip install "{family.install}"' if "No module named" in text or "not installed" in text else ""
+    return works, "" if works else f"{text}{lacks}"
 
 
 def _is_installed(module: str) -> bool:

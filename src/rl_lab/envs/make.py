@@ -79,7 +79,13 @@ def make_env(
     that gives no answer for `worker_timeout` seconds is replaced.
     """
     if not isinstance(id, str):
-        raise UserError("an environment's id is a text", key="environment.id", value=id)
+        raise UserError(
+            "an environment's id is a text",
+            key="environment.id",
+            value=id,
+            remedy="register a class of your own with gymnasium.register(id='mine/World-v0', entry_point=...), "
+            "then give that id",
+        )
     _check_count("num_envs", num_envs)
     _check_count("action_repeat", action_repeat)
     _check_count("frame_stack", frame_stack)

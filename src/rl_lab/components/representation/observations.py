@@ -183,7 +183,9 @@ def made(part: Part | None, kind: str, **sizes: Any) -> nn.Module:
     """Make the part for vectors or images, which must be there where observations have some."""
     if part is None:
         raise UserError(
-            f"the observations have a {kind}, and no part is given for it", key=kind, remedy="give one, as a partial"
+            f"the observations have {'an' if kind == 'image' else 'a'} {kind}, and no part is given for it",
+            key=kind,
+            remedy="give one, as a partial",
         )
     try:
         return part(**sizes)
