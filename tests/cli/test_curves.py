@@ -302,14 +302,32 @@ def test_runs_that_differ_in_more_than_their_seeds_are_told_apart(tmp_path, caps
     assert names_of(capsys.readouterr().out) == ["ppo", "ppo"]
 
 
-def test_a_variants_name_shows_few_keys_unless_more_tell_it_apart(tmp_path, capsys):
+def test_a_variants_name_shows_few_keys_those_first_that_tell_most_apart(tmp_path, capsys):
     make_variant(tmp_path / "a", 0, [1.0], a=1, b=1, c=1, d=1, e=1)
     make_variant(tmp_path / "b", 0, [1.0], a=2, b=2, c=2, d=2, e=2)
     make_variant(tmp_path / "c", 0, [1.0], a=2, b=2, c=2, d=2, e=3)
     assert main(["curves", str(tmp_path)]) == 0
-    first, second, third = names_of(capsys.readouterr().out)
-    assert first == "ppo [workflow.a=1, workflow.b=1, workflow.c=1, 2 more]"
-    assert (second[-2:], third[-2:]) == ("2]", "3]")
+    assert names_of(capsys.readouterr().out) == [
+        f"ppo [workflow.e={e}, workflow.a={a}, workflow.b={a}, 2 more]" for e, a in ((1, 1), (2, 2), (3, 2))
+    ]
+
+
+def test_all_names_show_as_many_keys_as_it_takes(tmp_path, capsys):
+    for name, knobs in (("x", "2111"), ("y", "1211"), ("z", "1121"), ("w", "1112"), ("v", "1111")):
+        make_variant(tmp_path / name, 0, [1.0], **dict(zip("abcd", knobs, strict=True)))
+    assert main(["curves", str(tmp_path)]) == 0
+    found = names_of(capsys.readouterr().out)
+    assert len(set(found)) == 5
+    assert not any("more" in name for name in found)
+
+
+def test_how_a_run_is_evaluated_makes_it_no_variant(tmp_path, capsys):
+    for seed in (0, 1):
+        make_variant(tmp_path / str(seed), seed, [1.0], gamma=0.9)
+        with open(tmp_path / str(seed) / "config.yaml", "a") as file:
+            file.write(f"evaluation:\n  episodes: {10 + seed}\n")
+    assert main(["curves", str(tmp_path)]) == 0
+    assert names_of(capsys.readouterr().out) == ["ppo", "ppo"]
 
 
 def test_published_scores_stand_beside_every_variant(tmp_path, capsys):

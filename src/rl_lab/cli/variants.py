@@ -19,11 +19,14 @@ def variant_names(runs: Sequence[Run]) -> dict[Path, str]:
     for name in set(names.values()):
         alike = [run for run in runs if run.name == name]
         knobs = {run.folder: found for run in alike if len(alike) > 1 and (found := _knobs(run))}
-        keys = sorted({key for own in knobs.values() for key in own})
-        differing = [key for key in keys if len({repr(own.get(key, _ABSENT)) for own in knobs.values()}) > 1]
+        keys = {key for own in knobs.values() for key in own}
+        distinct = {key: len({repr(own.get(key, _ABSENT)) for own in knobs.values()}) for key in keys}
+        differing = sorted((key for key in keys if distinct[key] > 1), key=lambda key: (-distinct[key], key))
         texts = {folder: [_text(key, own) for key in differing] for folder, own in knobs.items()}
+        num_shown = _num_shown(list(texts.values()))
         for folder, text in texts.items():
-            names[folder] += _suffix(text, [other for other in texts.values() if other != text])
+            hidden = [f"{len(text) - num_shown} more"] if len(text) > num_shown else []
+            names[folder] += f" [{', '.join([*text[:num_shown], *hidden])}]" if text else ""
     return names
 
 
@@ -33,7 +36,7 @@ def experiment_of(name: str) -> str:
 
 
 def _knobs(run: Run) -> dict[str, Any]:
-    """Return everything that decides the course of a run, but its seed; nothing where that is not known."""
+    """Return what decides what a run learns, but its seed; nothing where that is not known."""
     from rl_lab.composition import comparable  # Hydra, which a single run's curve does without
     from rl_lab.run_folder import flat
     from rl_lab.trust import read_saved
@@ -42,18 +45,16 @@ def _knobs(run: Run) -> dict[str, Any]:
         knobs = flat(comparable(read_saved(run.folder / "config.yaml")))
     except UserError:
         return {}
-    knobs.pop("experiment.seed", None)
-    return knobs
+    return {key: knob for key, knob in knobs.items() if key != "experiment.seed" and not key.startswith("evaluation.")}
 
 
 def _text(key: str, knobs: dict[str, Any]) -> str:
     return f"{key}={shown(str(knobs[key]))}" if key in knobs else f"~{key}"
 
 
-def _suffix(text: Sequence[str], others: Sequence[Sequence[str]]) -> str:
-    if not others:
-        return ""
-    few = text[:_MOST_KEYS]
-    if len(text) > _MOST_KEYS and all(other[:_MOST_KEYS] != few for other in others):
-        return f" [{', '.join(few)}, {len(text) - _MOST_KEYS} more]"
-    return f" [{', '.join(text)}]"
+def _num_shown(texts: Sequence[Sequence[str]]) -> int:
+    """Return how many keys a name shows: few, unless it takes more to tell all variants apart."""
+    variants = {tuple(text) for text in texts}
+    longest = max(map(len, variants), default=0)
+    few = (n for n in range(_MOST_KEYS, longest) if len({text[:n] for text in variants}) == len(variants))
+    return next(few, longest)
