@@ -249,6 +249,25 @@ def test_an_exported_agent_plays_as_the_page_says(tmp_path, monkeypatch, capsys)
     assert re.fullmatch(r"episode 0: -[\d.]+\nepisode 1: -[\d.]+\n", capsys.readouterr().out)
 
 
+def test_the_phases_of_dreamer_run(tmp_path, monkeypatch, capsys):
+    (title, text) = next(iter(blocks(ROOT / "docs" / "algorithms" / "dreamer.md", "yaml")))
+    (tmp_path / title).parent.mkdir(parents=True)
+    (tmp_path / title).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "dreamer_in_phases", "--dry-run"]) == 0
+    said = capsys.readouterr()
+    assert [line.split(":")[0].strip() for line in said.out.splitlines()[1:5]] == [
+        *("random_data", "model", "controller", "joint"),
+    ]
+    assert said.out.splitlines()[-1].startswith("in all 20,032 agent steps, 2,400 updates")
+    assert said.err == ""
+    durations = [f"training.phases[{i}].duration_{what}" for i, what in enumerate(("steps", "updates", "updates"))]
+    few = ["training.total_timesteps=192", *(f"{key}={n}" for key, n in zip(durations, (128, 2, 2), strict=True))]
+    sizes = ["buffer.min_size=64", "buffer.window=5", "buffer.batch_size=4", "evaluation.episodes=1"]
+    assert main(["train", "dreamer_in_phases", *few, *sizes, "--run-dir", "run", "--quiet"]) == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["updates"] == 2 + 2 + 6
+
+
 def slug(heading: str) -> str:
     words = re.sub(r"[^\w\- ]", "", re.sub(r"`", "", heading).strip().lower())
     return words.replace(" ", "-")

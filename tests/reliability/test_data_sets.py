@@ -11,6 +11,7 @@ from rl_lab.build import build_experiment
 from rl_lab.checks import check_data_sets
 from rl_lab.composition import load_experiment
 from rl_lab.core.errors import UserError
+from rl_lab.curriculum import Stock
 from rl_lab.data.offline import OfflineSource
 from rl_lab.envs.make import make_env
 from tests.reliability.compare import differences, newest, snapshot
@@ -68,6 +69,7 @@ def test_the_replay_of_a_run_is_what_it_had_stored(collected):
     single.close()
     assert single.sources["data"].digest == data.digest
     assert single.sources["data"].sample().extras == {}
+    assert Stock(single.sources).ready("data")  # so that a dry run goes on
 
 
 def composed_with(environment="tiny/CartPole", hooks=None, kind="offline", **source):
