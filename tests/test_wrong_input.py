@@ -726,7 +726,6 @@ def test_targets_that_are_refused(path):
         ("GRU", "write rl_lab.components.representation.cells.GRU or torch.nn.GRU"),
         ("replaysource", "write rl_lab.data.sources.ReplaySource"),
         ("Adamm", "torch.optim.Adam"),
-        ("xyzzy", "write where it is defined"),
     ],
 )
 def test_a_class_name_alone_is_answered_with_its_full_path(name, remedy):

@@ -6,14 +6,17 @@ import difflib
 import importlib
 import inspect
 import pkgutil
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+import rl_lab
 from rl_lab.core.errors import UserError
 
 # Only what is *defined* below these may be built: a dotted path alone can lead anywhere
@@ -46,12 +49,13 @@ def resolve_target(node: Any, key: str, allow: Sequence[str] = ()) -> Callable[.
         "or allow another one with --allow PACKAGE",
     )
     module_path, _, name = path.rpartition(".")
-    if not module_path:
+    if not module_path and len(name) <= MAX_PATH and (near := _nearest_paths(path)):
         raise UserError(
             "a target is a full path, package.module.Class",
             key=key,
             value=path,
-            remedy=f"write {' or '.join(near) if (near := _nearest_paths(path)) else 'where it is defined'}",
+            valid=packages,
+            remedy=f"write {' or '.join(near)}",
         )
     if not _may_be_imported(path, module_path, allow):
         raise refusal
@@ -71,32 +75,27 @@ def resolve_target(node: Any, key: str, allow: Sequence[str] = ()) -> Callable[.
 
 def _nearest_paths(name: str) -> list[str]:
     """Return the full paths of the classes whose names are nearest to this one: ours before torch's."""
+    published = [f"{module.__name__}.{entry}" for module in (torch.nn, torch.optim) for entry in _classes_of(module)]
     paths: dict[str, list[str]] = {}  # by the class name in small letters
-    for path in (
-        *_own_classes(),
-        *(f"{space}.{entry}" for space in ("torch.nn", "torch.optim") for entry in _public(space)),
-    ):
+    for path in (*_own_classes(), *published):
         paths.setdefault(path.rpartition(".")[2].lower(), []).append(path)
     near = [name.lower()] if name.lower() in paths else difflib.get_close_matches(name.lower(), paths, n=3, cutoff=0.6)
     return [path for entry in near for path in paths[entry]][:3]
 
 
+def _classes_of(module: types.ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if inspect.isclass(value) and name[0] != "_"]
+
+
 def _own_classes() -> Iterator[str]:
-    for package in OUR_PACKAGES:
-        root = importlib.import_module(package)
-        below = pkgutil.walk_packages(getattr(root, "__path__", []), f"{package}.")
-        for name in (package, *(entry.name for entry in below)):
-            yield from (f"{name}.{entry}" for entry in _public(name))
-
-
-def _public(module: str) -> list[str]:
-    """Return the classes of a module: those that it defines, or, of torch, those that it publishes."""
-    found = vars(importlib.import_module(module))
-    return [
-        name
-        for name, value in found.items()
-        if inspect.isclass(value) and name[0] != "_" and value.__module__.startswith(module)
-    ]
+    """Yield the classes that our files define; nothing is imported for a name that nobody trusts."""
+    root = Path(rl_lab.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        module = ".".join(("rl_lab", *file.relative_to(root).with_suffix("").parts))
+        if _within(f"{module}.", OUR_PACKAGES):
+            yield from (
+                f"{module}.{name}" for name in re.findall(r"^class ([A-Za-z]\w*)", file.read_text(), re.MULTILINE)
+            )
 
 
 def _may_be_imported(path: str, module_path: str, allow: Sequence[str]) -> bool:
