@@ -82,3 +82,8 @@ def test_under_can_be_repeated():
 def test_is_an_exception_that_prints_itself():
     with pytest.raises(UserError, match="remedy:   mend it"):
         raise UserError("it is broken", remedy="mend it")
+
+
+def test_the_nearest_name_may_be_written_in_capitals():
+    error = UserError("no such game", key="task", value="boxing", valid=["Boxing", "Pong", "Qbert"])
+    assert "nearest:  Boxing" in str(error)

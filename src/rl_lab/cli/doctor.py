@@ -45,7 +45,7 @@ FAMILIES = (
     Family(
         "dm_control",
         "dm_control",
-        "dm_control",
+        "rl-lab[dmc]",
         "from dm_control import suite\nsuite.load('cartpole', 'swingup').reset()",
     ),
     Family("atari", "ale_py", "rl-lab[atari]", _OURS.format(id="ALE/Pong-v5")),

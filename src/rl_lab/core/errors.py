@@ -61,7 +61,7 @@ class UserError(Exception):
         if value is not _ABSENT:
             secret = key is not None and looks_secret(key) and value != key
             lines.append(f"  value:    {'(not shown)' if secret else _short(value)}")
-        near = difflib.get_close_matches(_text(value, str), self.valid, n=3, cutoff=0.5) if self.valid else []
+        near = _nearest(_text(value, str), self.valid)
         if near:
             lines.append(f"  nearest:  {', '.join(near)}")
         if self.valid:
@@ -84,6 +84,7 @@ def _text(value: Any, write: Callable[[Any], str]) -> str:
 
 
 def _nearest(value: str, names: list[str]) -> list[str]:
+    """Return the names most like a text, in capitals or not."""
     spelled = {name.lower(): name for name in names}
     return [spelled[name] for name in difflib.get_close_matches(value.lower(), spelled, n=3, cutoff=0.5)]
 
