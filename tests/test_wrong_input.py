@@ -79,9 +79,9 @@ CASES = {
     "negative seed": (["ppo_cartpole", "experiment.seed=-1"], "experiment.seed", ["from 0"]),
     "a name that is no folder": (["ppo_cartpole", "experiment.name=../x"], "experiment.name", ["folder"]),
     "a name made of an id": (
-        ["sac_mujoco", "environment.id=dmc/finger-spin"],
+        ["sac_mujoco", "environment.id=tiny/Pendulum"],
         "experiment.name",
-        ["experiment.name=sac_dmc-finger-spin"],
+        ["experiment.name=sac_tiny-Pendulum"],
     ),
     "unknown experiment": (["experiment=dqn_cartpol"], "experiment", ["nearest:  dqn_cartpole"]),
     "unknown experiment, short": (["dqn_cartpol"], "experiment", ["nearest:  dqn_cartpole"]),
@@ -525,6 +525,8 @@ def test_choices_that_the_experiment_makes_useless_are_told(capsys):
     assert f"{rate} is never used: optimizers.model.learning_rate" in told("dreamer_cartpole", rate)
     assert told("tdmpc2_swingup", rate) == ""  # which has no schedule
     assert told("dreamer_cartpole", "_dims.deter=8") == ""
+    assert "nothing here refers to environment.task" in told("dreamer_cartpole", "environment.task=boxing")
+    assert told("mcts_gridworld", "environment=minigrid", "environment.task=Empty-5x5") == ""
 
 
 def test_a_size_in_a_file_that_nothing_refers_to_is_told(capsys):

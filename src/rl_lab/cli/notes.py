@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from omegaconf import DictConfig, OmegaConf
 
-from rl_lab.composition import choices, comparable, compose, part, used_dims
+from rl_lab.composition import choices, comparable, compose, part, to_yaml, used_dims
 from rl_lab.core.errors import UserError
 from rl_lab.overrides import group_options
 from rl_lab.run_folder import flat
@@ -19,6 +19,8 @@ def tell_notes(overrides: Sequence[str], composed: DictConfig) -> None:
     """Say which words of a command, and which sizes in files, come to nothing."""
     dims, used = part(composed, "_dims"), used_dims(composed)
     unused = [f"_dims.{name}" for name in dims if name not in used] if OmegaConf.is_dict(dims) else []
+    if any(_stated(word) == "environment.task" for word in overrides) and "{environment.task}" not in to_yaml(composed):
+        unused.append("environment.task")
     if unused:
         print(f"warning: nothing here refers to {_few(unused)}", file=sys.stderr)
     for note in (*_idle_rates(overrides, composed), *_idle_choices(overrides)):
@@ -28,7 +30,7 @@ def tell_notes(overrides: Sequence[str], composed: DictConfig) -> None:
 def _idle_rates(overrides: Sequence[str], composed: DictConfig) -> Iterator[str]:
     """Yield learning rates that a command states where a schedule replaces them."""
     for word in overrides:
-        key = word.lstrip("+").partition("=")[0]
+        key = _stated(word)
         if key.startswith("optimizers.") and key.endswith(".optimizer.lr"):
             schedule = f"{key.removesuffix('.optimizer.lr')}.learning_rate"
             if OmegaConf.select(composed, schedule) is not None:
@@ -56,6 +58,10 @@ def _idle_choices(overrides: Sequence[str]) -> Iterator[str]:
             name = experiment[0].partition("=")[2]
             values = _few([key for key in dict.fromkeys(map(_key, alone)) if key in lost])
             yield f"{word} changes {what} here: {name} states other values itself ({values}); set them by key=value"
+
+
+def _stated(word: str) -> str:
+    return word.lstrip("+").partition("=")[0]
 
 
 def _is_choice(word: str) -> bool:
