@@ -593,3 +593,22 @@ def test_override_of_a_saved_configuration():
         with pytest.raises(UserError) as caught:
             override(base, [wrong])
         assert caught.value.key
+
+
+def test_weights_of_dreamer_v2_lose_a_millionth_at_every_update():
+    """AdamW multiplies the decay by the rate: a millionth of a small rate would be nothing in float32."""
+    optimizers = resolve(fill_dims(load_experiment("dreamerv2_gridworld")))["optimizers"]
+    plain = OmegaConf.load(PACKAGE_CONFIGS / "model" / "dreamerv2.yaml").optimizers
+    for section in (*optimizers.values(), *plain.values()):
+        settings = {key: value for key, value in section["optimizer"].items() if key not in ("_target_", "_partial_")}
+        weight = torch.nn.Parameter(torch.ones(()))
+        optimizer = torch.optim.AdamW([weight], **settings)
+        for _ in range(1000):
+            weight.grad = torch.zeros(())
+            optimizer.step()
+        assert weight.item() == pytest.approx(1.0 - 1e-3, abs=1e-4)
+
+
+@pytest.mark.parametrize("paper", ["dreamerv1", "dreamerv2"])
+def test_actors_before_dreamer_v3_mix_nothing_in(paper):
+    assert resolve(fill_dims(load_experiment(f"{paper}_gridworld")))["controllers"]["actor"]["policy"]["unimix"] == 0.0
