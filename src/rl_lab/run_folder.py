@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,12 +21,13 @@ from omegaconf import DictConfig
 from rl_lab.composition import comparable, config_hash, part
 from rl_lab.config import RunConfig
 from rl_lab.core.errors import UserError, shown
+from rl_lab.run_paths import is_run, run_paths
 from rl_lab.trust import read_saved, read_text
 
 MAX_SUMMARY_BYTES = 2**24  # a million returns of an evaluation
-_MARKS = ("config.yaml", "metrics.jsonl", "checkpoints", ".lock")  # of a run, even one that was stopped early
+_EARLY_MARKS = ("config.yaml", ".lock")  # of a run that was stopped before it wrote what marks one
 _NUM_PROPOSED = 4
-_MAX_LOOKED_AT = 1000  # folders of a level, where somebody names one that has many
+_MAX_LOOKED_AT = 1000  # runs, where somebody names a folder that has many
 _ABSENT = object()
 
 
@@ -86,12 +88,12 @@ def require_run(folder: Path) -> Path:
         )
     if path.is_file():
         return path
-    if runs := _runs_below(folder):
+    if runs := _newest_runs(folder):
         problem, remedy = "this is a folder of runs, not a run", "name one of them"
     else:
         problem, remedy = "this is not a run folder", "name one that is"
         parent = folder.parent if folder.parent.is_dir() else Path("experiments")
-        runs = _runs_below(parent)
+        runs = _newest_runs(parent)
     newest = ", ".join(str(run) for run in runs[:_NUM_PROPOSED])
     raise UserError(
         problem,
@@ -106,26 +108,11 @@ def _is_export(folder: Path) -> bool:
     return (folder / "card.json").is_file() and (folder / "agent").is_dir()
 
 
-def _runs_below(folder: Path, max_depth: int = 3) -> list[Path]:
-    """Return the runs in and below a folder, the newest first."""
-    found: list[tuple[float, Path]] = []
-    level = [folder]
-    for _ in range(max_depth):
-        below = [entry for parent in level for entry in _folders(parent) if not _is_export(entry)][:_MAX_LOOKED_AT]
-        level = []
-        for entry in below:
-            if (entry / "checkpoints").is_dir() and (entry / "config.yaml").is_file():
-                found.append(((entry / "config.yaml").stat().st_mtime, entry))
-            else:
-                level.append(entry)
-    return [run for _, run in sorted(found, reverse=True)]
-
-
-def _folders(folder: Path) -> list[Path]:
-    try:
-        return [entry for entry in folder.iterdir() if entry.is_dir() and not entry.is_symlink()]
-    except OSError:
-        return []
+def _newest_runs(folder: Path) -> list[Path]:
+    """Return the runs in and below a folder that have something to look at, the newest first."""
+    found = islice(run_paths(folder, max_depth=3), _MAX_LOOKED_AT)
+    runs = [run for run in found if (run / "checkpoints").is_dir() and (run / "config.yaml").is_file()]
+    return sorted(runs, key=lambda run: ((run / "config.yaml").stat().st_mtime, run), reverse=True)
 
 
 def check_free(folder: Path) -> None:
@@ -135,7 +122,7 @@ def check_free(folder: Path) -> None:
     except OSError:
         return  # who wants to own it says why that cannot be
     others = [name for name in names if not name.startswith(".")]
-    if others and not any(mark in names for mark in _MARKS):
+    if others and not is_run(folder) and not any(mark in names for mark in _EARLY_MARKS):
         more = "" if len(others) <= _NUM_PROPOSED else f" and {len(others) - _NUM_PROPOSED} more"
         raise UserError(
             f"this folder is no run, and not empty: it has {', '.join(others[:_NUM_PROPOSED])}{more}",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,9 +12,9 @@ from typing import Any
 
 from rl_lab.core.errors import UserError
 from rl_lab.orchestration.files import Files
+from rl_lab.run_paths import run_paths
 
 _MAX_BYTES = 2**24
-_MARKS = ("metrics.jsonl", "summary.json", "checkpoints", "command.txt")
 
 
 def _named(name: str, config: dict[str, Any]) -> str:
@@ -95,16 +94,6 @@ class Run:
                     yield record
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's."""
-    return any((folder / mark).exists() for mark in _MARKS)
-
-
-def find_runs(folder: Path, max_depth: int = 4) -> list[Run]:
+def find_runs(folder: Path) -> list[Run]:
     """Return the run in this folder, or all runs below it, by path."""
-    if is_run(folder):
-        return [Run(folder)]
-    if max_depth == 0 or not folder.is_dir():
-        return []
-    folders = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir())
-    return [run for path in folders for run in find_runs(Path(path), max_depth - 1)]
+    return [Run(path) for path in run_paths(folder)]
