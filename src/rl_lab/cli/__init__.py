@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from rl_lab.core.errors import RunError, UserError
+from rl_lab.core.errors import RunError, UserError, is_out_of_memory
 
 COMMANDS = {
     "demo": "train, see a curve and an agent within a minute",
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             print(f"error: memory is used up: {str(error).partition(chr(10))[0]}", file=sys.stderr)
             print(
                 "  remedy:   a smaller buffer.batch_size, buffer.window or model. What was saved is intact.",
@@ -91,12 +91,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"fault: {type(error).__name__}: {error}", file=sys.stderr)
         print("  This is a defect, not a mistake of yours; above is where. What was saved is intact.", file=sys.stderr)
         return 1
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether memory was asked for in vain: of NumPy, of torch on a CPU, which has no type for it, or on a GPU."""
-    known_by_words = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or known_by_words
 
 
 def _run(words: list[str]) -> int:

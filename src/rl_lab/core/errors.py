@@ -101,3 +101,11 @@ def _listed(names: list[str], limit: int = 24) -> str:
 
 class RunError(Exception):
     """Something that stopped a run and that no configuration mends. The command line says it and exits with 1."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was asked for in vain: of NumPy, of torch on a CPU, which has no type for it, or on a GPU."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in words)

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from rl_lab.core.batch import Batch, Tree, tree_leaves, tree_map, tree_zip
-from rl_lab.core.errors import UserError
+from rl_lab.core.errors import UserError, is_out_of_memory
 from rl_lab.data.storage import DeviceStorage, HostStorage, Rows, Storage, sent
 
 _GIVEN = ("observations", "actions", "rewards")
@@ -393,7 +393,7 @@ class Ring:
         try:
             return tree_map(lambda leaf: self.storage.allocate(self.size, leaf, num_leading), values)
         except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "memory" not in str(error):  # which is how torch says it
+            if not is_out_of_memory(error):
                 raise
             sizes = (leaf[(0,) * num_leading].nbytes for leaf in tree_leaves(values))
             raise self._no_room(sum(sizes)) from None
